@@ -1,0 +1,36 @@
+"""Tilewise: contraction of irregularly tiled, block-sparse tensors, planned before it is run."""
+
+from __future__ import annotations
+
+from tilewise.contract import dot, einsum, execute, plan
+from tilewise.engines.base import engine
+from tilewise.errors import InputError, MemoryBudgetError, MissingPackageError, TilewiseError
+from tilewise.factories import from_blocks, from_dense, random, zeros
+from tilewise.patterns import Pattern, Symmetry
+from tilewise.plans import Plan, Program
+from tilewise.spaces import Space
+from tilewise.tensors import BlockTensor
+from tilewise.tensors.tilings import retile
+
+__all__ = [
+    "BlockTensor",
+    "InputError",
+    "MemoryBudgetError",
+    "MissingPackageError",
+    "Pattern",
+    "Plan",
+    "Program",
+    "Space",
+    "Symmetry",
+    "TilewiseError",
+    "dot",
+    "einsum",
+    "engine",
+    "execute",
+    "from_blocks",
+    "from_dense",
+    "plan",
+    "random",
+    "retile",
+    "zeros",
+]

@@ -1,0 +1,23 @@
+"""How the loops are compiled: without the interpreter lock, without reference counts, cached on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile a loop on first use.
+
+    Loops own nothing: all arrays come from the caller, so reference counts are left out (they are atomic,
+    and threads that share arrays would wait for each other at every access).  Divisions by zero do not
+    occur and are not looked for.
+    """
+    return njit(nogil=True, cache=True, _nrt=False, error_model="numpy")(function)
+
+
+def compiled_fast(function: Callable[..., Any]) -> Any:
+    """The same, for sums whose order of additions is the compiler's choice (one order, fixed when compiled)."""
+    return njit(nogil=True, cache=True, _nrt=False, error_model="numpy", fastmath={"reassoc", "contract"})(function)

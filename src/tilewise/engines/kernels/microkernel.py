@@ -1,0 +1,226 @@
+"""The register tile: a small dense product over a list of k segments, as LLVM vector code.
+
+A call multiplies a *sliver* of the row operand (up to ``MAX_ROWS`` rows, k by k contiguous) with a
+sliver of the column operand (up to ``MAX_VECTORS`` vectors wide, k by k contiguous).  All products of
+one result tile are summed in registers: the k range is a list of segments (start in the row panel, start
+in the column panel, length), so that a block-sparse sum over k costs what a dense one does, whatever
+the size of its blocks.  LLVM's generic vectors make one source serve every CPU that Numba compiles for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+SEGMENT_BYTES = 12
+"""A segment is three int32: start in the row panel, start in the column panel, length."""
+
+INT64 = ir.IntType(64)
+INT32 = ir.IntType(32)
+BYTE = ir.IntType(8)
+PREFETCH_READ = [ir.Constant(INT32, value) for value in (0, 3, 1)]
+"""Arguments of LLVM's prefetch: for reading, into the nearest cache, data."""
+
+
+def _register_bytes() -> int:
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 64
+    return 32 if features.get("avx2") and features.get("fma") else 16
+
+
+REGISTER_BYTES = _register_bytes()
+"""Bytes of one vector register of this CPU."""
+
+# With 32 registers 8 x 2 accumulators hide the latency of the multiply-add; with 16, 6 x 2 are what fits.
+MAX_ROWS = 8 if REGISTER_BYTES == 64 else 6
+"""Rows of the largest register tile."""
+
+MAX_VECTORS = 2
+"""Vectors per row of the largest register tile."""
+
+TILE_ELEMENTS = MAX_ROWS * MAX_VECTORS * REGISTER_BYTES // 4
+"""Elements that the buffer for one register tile must hold, for the smallest element type."""
+
+
+LANES_4, LANES_8 = REGISTER_BYTES // 4, REGISTER_BYTES // 8
+"""Elements of one vector register, for elements of four and of eight bytes."""
+
+
+def lanes(itemsize: int) -> int:
+    """Elements of one vector register."""
+    return REGISTER_BYTES // itemsize
+
+
+def declare_prefetch(module: ir.Module) -> ir.Function:
+    """LLVM's prefetch; called with an address and `PREFETCH_READ`."""
+    name = "llvm.prefetch.p0"
+    if name in module.globals:
+        return module.globals[name]
+    kind = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), INT32, INT32, INT32])
+    return ir.Function(module, kind, name)
+
+
+def _const(value: int) -> ir.Constant:
+    return ir.Constant(INT64, value)
+
+
+class _TileBuilder:
+    """Emits one register tile of fixed shape as an LLVM function."""
+
+    def __init__(self, module: ir.Module, element: ir.Type, itemsize: int, rows: int, vectors: int) -> None:
+        self.rows, self.vectors, self.itemsize = rows, vectors, itemsize
+        self.lanes = lanes(itemsize)
+        self.element = element
+        self.vector = ir.VectorType(element, self.lanes)
+        self.fma = self._declare_fma(module)
+        self.prefetch = declare_prefetch(module)
+        name = f"tilewise_tile_{itemsize}_{rows}_{vectors}"
+        kind = ir.FunctionType(ir.VoidType(), [INT64] * 6)
+        self.function = ir.Function(module, kind, name)
+        self.function.linkage = "internal"
+        self.function.attributes.add("noinline")
+        self._emit()
+
+    def _declare_fma(self, module: ir.Module) -> ir.Function:
+        name = f"llvm.fma.v{self.lanes}f{8 * self.itemsize}"
+        if name in module.globals:
+            return module.globals[name]
+        return ir.Function(module, ir.FunctionType(self.vector, [self.vector] * 3), name)
+
+    def _emit(self) -> None:
+        """entry -> for each segment -> for each k: multiply-add -> store the tile."""
+        fn = self.function
+        entry, outer, inner, after, done = (
+            fn.append_basic_block(n) for n in ("entry", "segment", "k", "after", "done")
+        )
+        row_base, col_base, segments, count, out, ahead = fn.args
+        zeros = [ir.Constant(self.vector, [0.0] * self.lanes)] * (self.rows * self.vectors)
+        b = ir.IRBuilder(entry)
+        b.cbranch(b.icmp_signed(">", count, _const(0)), outer, done)
+
+        b.position_at_end(outer)
+        number = b.phi(INT64)
+        number.add_incoming(_const(0), entry)
+        sums = self._phis(b, zeros, entry)
+        row_at, col_at, length = self._segment(b, segments, number)
+        row_start = b.add(row_base, b.mul(row_at, _const(self.rows * self.itemsize)))
+        col_start = b.add(col_base, b.mul(col_at, _const(self.vectors * self.lanes * self.itemsize)))
+        b.branch(inner)
+
+        b.position_at_end(inner)
+        left, row, col = (b.phi(INT64) for _ in range(3))
+        for phi, start in ((left, length), (row, row_start), (col, col_start)):
+            phi.add_incoming(start, outer)
+        running = self._phis(b, sums, outer)
+        b.call(self.prefetch, [b.inttoptr(b.add(row, ahead), BYTE.as_pointer()), *PREFETCH_READ])
+        new = self._multiply_add(b, row, col, running)
+        for phi, step in ((left, -1), (row, self.rows * self.itemsize),
+                          (col, self.vectors * self.lanes * self.itemsize)):
+            phi.add_incoming(b.add(phi, _const(step)), inner)
+        for phi, value in zip(running, new, strict=True):
+            phi.add_incoming(value, inner)
+        b.cbranch(b.icmp_signed(">", left, _const(1)), inner, after)
+
+        b.position_at_end(after)
+        following = b.add(number, _const(1))
+        number.add_incoming(following, after)
+        for phi, value in zip(sums, new, strict=True):
+            phi.add_incoming(value, after)
+        b.cbranch(b.icmp_signed("<", following, count), outer, done)
+
+        b.position_at_end(done)
+        final = self._phis(b, zeros, entry)
+        for phi, value in zip(final, new, strict=True):
+            phi.add_incoming(value, after)
+        for i, value in enumerate(final):
+            self._store(b, value, out, i * self.lanes * self.itemsize)
+        b.ret_void()
+
+    @staticmethod
+    def _phis(b: ir.IRBuilder, values: list[Any], block: ir.Block) -> list[Any]:
+        phis = [b.phi(v.type) for v in values]
+        for phi, value in zip(phis, values, strict=True):
+            phi.add_incoming(value, block)
+        return phis
+
+    @staticmethod
+    def _segment(b: ir.IRBuilder, segments: Any, number: Any) -> list[Any]:
+        at = b.inttoptr(b.add(segments, b.mul(number, _const(SEGMENT_BYTES))), INT32.as_pointer())
+        return [b.sext(b.load(b.gep(at, [_const(i)])), INT64) for i in range(3)]
+
+    def _multiply_add(self, b: ir.IRBuilder, row: Any, col: Any, sums: list[Any]) -> list[Any]:
+        columns = [self._load(b, col, v * self.lanes * self.itemsize) for v in range(self.vectors)]
+        row_pointer = b.inttoptr(row, self.element.as_pointer())
+        undefined = ir.Constant(self.vector, ir.Undefined)
+        everywhere = ir.Constant(ir.VectorType(INT32, self.lanes), [0] * self.lanes)
+        new = []
+        for r in range(self.rows):
+            scalar = b.load(b.gep(row_pointer, [_const(r)]))
+            first = b.insert_element(undefined, scalar, ir.Constant(INT32, 0))
+            spread = b.shuffle_vector(first, undefined, everywhere)
+            new += [
+                b.call(self.fma, [spread, columns[v], sums[r * self.vectors + v]])
+                for v in range(self.vectors)
+            ]
+        return new
+
+    def _load(self, b: ir.IRBuilder, address: Any, offset: int) -> Any:
+        value = b.load(b.inttoptr(b.add(address, _const(offset)), self.vector.as_pointer()))
+        value.align = self.itemsize
+        return value
+
+    def _store(self, b: ir.IRBuilder, value: Any, address: Any, offset: int) -> None:
+        done = b.store(value, b.inttoptr(b.add(address, _const(offset)), self.vector.as_pointer()))
+        done.align = self.itemsize
+
+
+def _dispatcher(module: ir.Module, element: ir.Type, itemsize: int) -> ir.Function:
+    """A function that switches over the register tiles of all shapes."""
+    name = f"tilewise_tiles_{itemsize}"
+    if name in module.globals:
+        return module.globals[name]
+    tiles = [
+        _TileBuilder(module, element, itemsize, rows, vectors).function
+        for rows in range(1, MAX_ROWS + 1)
+        for vectors in range(1, MAX_VECTORS + 1)
+    ]
+    fn = ir.Function(module, ir.FunctionType(ir.VoidType(), [INT64] * 7), name)
+    fn.linkage = "internal"
+    entry, end = fn.append_basic_block("entry"), fn.append_basic_block("end")
+    b = ir.IRBuilder(entry)
+    switch = b.switch(fn.args[0], end)
+    for number, tile in enumerate(tiles):
+        block = fn.append_basic_block(f"tile{number}")
+        switch.add_case(_const(number), block)
+        b.position_at_end(block)
+        b.call(tile, fn.args[1:])
+        b.branch(end)
+    b.position_at_end(end)
+    b.ret_void()
+    return fn
+
+
+@intrinsic
+def multiply_tile(
+    typingctx: Any, sample: Any, shape: Any, rows: Any, cols: Any, segments: Any, count: Any, out: Any,
+    ahead: Any,
+) -> Any:
+    """``out = sum over segments of rows^T cols`` on addresses; `shape` = (rows - 1) * MAX_VECTORS + vectors - 1.
+
+    `sample` is a value of the element type, float32 or float64; only its type is used.  `ahead` is the
+    distance in bytes from this sliver of rows to the one that is multiplied next, which is fetched meanwhile.
+    """
+    signature = types.void(sample, *[types.int64] * 7)
+    itemsize = sample.bitwidth // 8
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        element = ir.DoubleType() if itemsize == 8 else ir.FloatType()
+        builder.call(_dispatcher(builder.module, element, itemsize), args[1:])
+        return context.get_dummy_value()
+
+    return signature, codegen

@@ -1,0 +1,60 @@
+"""Workers: threads that run one compiled loop together and stop when the main thread is interrupted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Loop = Callable[[int, npt.NDArray[np.int64], npt.NDArray[np.int64]], None]
+"""``loop(worker, queues, stop)`` runs tasks from the queues until they are empty or ``stop[0]`` is set."""
+
+SERIAL_FLOPS = 2e5
+"""Work that is done before another thread has woken up."""
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Workers:
+    """A pool of threads of ours; compiled loops run on them without the interpreter lock."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run(self, loop: Loop, weights: npt.NDArray[np.float64]) -> None:
+        """Run tasks ``0 .. len(weights) - 1``: a contiguous share of the weight to each worker, then stealing."""
+        stop = np.zeros(1, np.int64)
+        if self.count == 1 and float(weights.sum()) < SERIAL_FLOPS or len(weights) <= 1 and weights.sum() < SERIAL_FLOPS:
+            loop(0, share(weights, 1), stop)
+            return
+        queues = share(weights, self.count)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="tilewise")
+        futures = [self._pool.submit(loop, worker, queues, stop) for worker in range(self.count)]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            # After an interrupt or an error the others stop at their next cell.
+            stop[0] = 1
+            wait(futures)
+        for future in futures:
+            future.result()
+
+
+def share(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[Any]:
+    """One queue word per worker: first task in the low half, one past the last in the high half."""
+    total = np.concatenate([[0.0], np.cumsum(weights)])
+    cuts = np.searchsorted(total, np.linspace(0.0, total[-1], count + 1)[1:-1])
+    ends = np.concatenate([[0], cuts, [len(weights)]]).astype(np.int64)
+    ends = np.maximum.accumulate(ends)
+    return (ends[1:] << 32) | ends[:-1]

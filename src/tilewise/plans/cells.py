@@ -1,0 +1,126 @@
+"""Cutting the result of a product into cells and tasks.
+
+A panel with many free elements is cut into strips, a result block into the cells of its strips.  Strips of
+columns are gathered into groups that fill about half a second-level cache; a task is a run of cells of one
+group, so that a worker packs a group's columns once and meets the rows in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.plans.joins import Joined, cut_tasks, stable_order
+from tilewise.plans.sides import Side
+
+Ints = npt.NDArray[np.int64]
+
+TASKS = 512
+"""About how many tasks a product is cut into; fixed, so that a plan does not depend on the workers."""
+
+LEAST_TASK_FLOPS = 2e6
+"""Work below which a task costs more to hand out than to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strips:
+    """Ranges of the free elements of panels."""
+
+    panel: Ints
+    """Panel of each strip."""
+    begin: Ints
+    """First free element of each strip."""
+    size: Ints
+    """Free elements of each strip."""
+    batch: Ints
+    """Batch elements of each strip."""
+    first: Ints
+    """First strip of each panel; one more at the end."""
+
+    @classmethod
+    def of(cls, side: Side, limit: int) -> Strips:
+        """Cut panels into strips of nearly equal size, none larger than `limit`."""
+        count = -(-side.size // limit)
+        first = np.zeros(len(count) + 1, np.int64)
+        np.cumsum(count, out=first[1:])
+        if first[-1] == len(count):
+            return cls(np.arange(len(count)), np.zeros(len(count), np.int64), side.size, side.batch, first)
+        panel = np.repeat(np.arange(len(count)), count)
+        number = np.arange(len(panel)) - first[panel]
+        base, extra = np.divmod(side.size[panel], count[panel])
+        begin = number * base + np.minimum(number, extra)
+        return cls(panel, begin, base + (number < extra), side.batch[panel], first)
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The cells of a product in the order of its tasks."""
+
+    block: Ints
+    """Result block of each cell."""
+    row: Ints
+    """Row strip."""
+    col: Ints
+    """Column strip."""
+    begin: Ints
+    """First term."""
+    end: Ints
+    """One past the last term."""
+    flops: npt.NDArray[np.float64]
+    """Floating-point operations of each cell."""
+    task_ptr: Ints
+    """First cell of each task; one more at the end."""
+    group_of_col: Ints
+    """Group of each column strip."""
+    group_ptr: Ints
+    """First column strip of each group; one more at the end."""
+
+    @property
+    def task_flops(self) -> npt.NDArray[np.float64]:
+        """Floating-point operations of each task."""
+        return np.add.reduceat(self.flops, self.task_ptr[:-1]) if len(self.block) else np.zeros(0)
+
+
+def make_cells(
+    joined: Joined, slot: Ints, rows: Strips, cols: Strips, col_bytes: Ints, group_bytes: int, flop_factor: int
+) -> Cells:
+    """Cut result blocks into cells, order them by column group, and cut the order into tasks.
+
+    `slot` is the place of each joined block in the result's pattern; `flop_factor` is 2 for real elements
+    and 8 for complex ones.
+    """
+    block, row, col = _cut_blocks(joined, rows, cols)
+    group_of_col, group_ptr = _group_columns(col_bytes, group_bytes)
+    flops = (flop_factor * rows.size[row] * cols.size[col] * rows.batch[row]).astype(np.float64)
+    flops *= joined.depth[block]
+    order = stable_order(group_of_col[col], len(group_ptr) - 1)
+    block, row, col, flops = block[order], row[order], col[order], flops[order]
+    target = max(float(flops.sum()) / TASKS, LEAST_TASK_FLOPS)
+    tasks = cut_tasks(group_of_col[col], flops, target)
+    return Cells(slot[block], row, col, joined.ptr[block], joined.ptr[block + 1], flops, tasks, group_of_col,
+                 group_ptr)
+
+
+def _cut_blocks(joined: Joined, rows: Strips, cols: Strips) -> tuple[Ints, Ints, Ints]:
+    number = np.arange(len(joined.row))
+    if len(rows.panel) == len(rows.first) - 1 and len(cols.panel) == len(cols.first) - 1:
+        return number, joined.row.astype(np.int64), joined.col.astype(np.int64)
+    across = (cols.first[1:] - cols.first[:-1])[joined.col]
+    count = (rows.first[1:] - rows.first[:-1])[joined.row] * across
+    block = np.repeat(number, count)
+    within = np.arange(len(block)) - np.repeat(np.cumsum(count) - count, count)
+    down, right = np.divmod(within, across[block])
+    return block, rows.first[joined.row[block]] + down, cols.first[joined.col[block]] + right
+
+
+def _group_columns(col_bytes: Ints, group_bytes: int) -> tuple[Ints, Ints]:
+    """Neighbouring column strips share a group until it holds `group_bytes`."""
+    if not len(col_bytes):
+        return np.zeros(0, np.int64), np.zeros(1, np.int64)
+    before = np.cumsum(col_bytes) - col_bytes
+    label = before // max(group_bytes, 1)
+    changes = np.flatnonzero(np.diff(label)) + 1
+    ptr = np.concatenate([[0], changes, [len(col_bytes)]])
+    return np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)), ptr

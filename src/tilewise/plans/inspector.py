@@ -1,0 +1,265 @@
+"""The inspector: from patterns to a `Plan`, without an element of any tensor.
+
+A product C(m,n) += A(m,k) B(k,n) runs on one of three compiled loops, chosen from the patterns alone so
+that neither the machine's load nor the number of workers can change the bits of a result:
+
+* ``packed``: panels of both operands are packed into slivers and multiplied by a register tile that sums
+  all k segments of a cell.  Any order of modes, any block size.
+* ``gemm``: large blocks whose modes stand in order go to BLAS where they lie.
+* ``loops``: products with hardly any rows or columns, and elementwise ones; nothing to gain from packing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import InputError
+from tilewise.expressions import Contraction
+from tilewise.patterns import Pattern, expand
+from tilewise.patterns.keys import block_keys
+from tilewise.plans.cells import Cells, Strips, make_cells
+from tilewise.plans.joins import Entries, Joined, count_products, join
+from tilewise.plans.plan import Kernel, Operand, Plan, Product
+from tilewise.plans.screening import choose_drop
+from tilewise.plans.sides import Modes, Side, make_sides
+
+Ints = npt.NDArray[np.int64]
+
+CHUNK_DEPTH = 384
+"""Elements of k (as reals) summed in registers before the result is touched: two slivers fill a first-level cache."""
+
+ROW_STRIP = 120
+"""Rows of a strip: a chunk of it fills half a second-level cache."""
+
+COL_STRIP = 512
+"""Columns of a strip."""
+
+GROUP_BYTES = 256 * 1024
+"""Packed columns that a worker keeps near."""
+
+GEMM_STRIP = 768
+"""Rows and columns of a cell that goes to BLAS."""
+
+GEMM_EDGE = 384.0
+"""Geometric mean of m, n, k from which products in order are left to BLAS."""
+
+LOOPS_EDGE = 3.0
+"""Mean rows or columns per block under which a product is done by plain loops."""
+
+VECTOR_BYTES = 32
+"""Width to which packed columns are assumed to be padded; what is used depends on the CPU."""
+
+INT32_LIMIT = 2**31 - 1
+
+
+def inspect_product(
+    contraction: Contraction,
+    left: Pattern,
+    right: Pattern,
+    dtype: npt.DTypeLike,
+    *,
+    tolerance: float | None = None,
+    workers: int = 1,
+) -> Plan:
+    """Plan one product of two operands."""
+    kind = np.dtype(dtype)
+    operands = (Operand(left, expand(left)), Operand(right, expand(right)))
+    swapped = _rows_from_right(contraction, left, right)
+    order = (1, 0) if swapped else (0, 1)
+    modes = (_modes(contraction.left, contraction, contraction.m), _modes(contraction.right, contraction, contraction.n))
+    rows, cols, lengths = make_sides(
+        (operands[order[0]].blocks, operands[order[1]].blocks),
+        (operands[order[0]].pattern.spaces, operands[order[1]].pattern.spaces),
+        (modes[order[0]], modes[order[1]]),
+    )
+    by_row, by_inner = rows.by_panel(), cols.by_inner(len(lengths))
+    parts = 2 if kind.kind == "c" else 1
+    kernel = _choose_kernel(contraction, rows, cols, by_row, by_inner, lengths, operands)
+    drop, dropped_bound = choose_drop(by_row, by_inner, cols.panels.size, tolerance)
+    joined, products = _join(by_row, by_inner, lengths, cols.panels.size, drop, kernel, parts, rows, cols)
+    result, slot = _result(contraction, operands, rows, cols, joined, swapped)
+    row_strips, col_strips, cells = _cut(kernel, joined, slot, rows, cols, kind, parts)
+    flops = int(cells.flops.sum())
+    everything = _all_flops(rows, cols, by_inner, lengths, 2 * parts * parts) if drop >= 0 else flops
+    packed, buffers = _buffers(kernel, row_strips, col_strips, rows, cols, cells, kind.itemsize, parts)
+    return Plan(
+        label=contraction.label(),
+        operands=operands,
+        result=result,
+        dtype=kind,
+        kernel=kernel,
+        work=Product(
+            contraction=contraction,
+            swapped=swapped,
+            rows=rows,
+            cols=cols,
+            result=_modes(contraction.result, contraction, contraction.n if swapped else contraction.m,
+                          contraction.m if swapped else contraction.n),
+            row_strips=row_strips,
+            col_strips=col_strips,
+            cells=cells,
+            terms=joined.terms,
+            products=joined.products,
+            screened_products=products - joined.products,
+        ),
+        flops=flops,
+        screened_flops=everything - flops,
+        tolerance=tolerance,
+        dropped_bound=dropped_bound,
+        packed_bytes=packed,
+        worker_bytes=buffers,
+        workers=workers,
+    )
+
+
+def _modes(
+    indices: tuple[str, ...],
+    contraction: Contraction,
+    free: tuple[str, ...],
+    inner: tuple[str, ...] | None = None,
+) -> Modes:
+    def at(group: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(map(indices.index, group))
+
+    return Modes(at(free), at(contraction.k if inner is None else inner), at(contraction.batch))
+
+
+def _rows_from_right(contraction: Contraction, left: Pattern, right: Pattern) -> bool:
+    """The row operand is packed whole, the column operand group by group: rows come from the smaller one.
+
+    Where the sizes are alike, columns are the operand that holds the result's last mode, whose elements are
+    neighbours.
+    """
+    ratio = (left.nnz_elements + 1) / (right.nnz_elements + 1)
+    if ratio > 4 or ratio < 0.25:
+        return ratio > 1
+    return bool(contraction.result) and contraction.result[-1] in contraction.m
+
+
+def _choose_kernel(
+    contraction: Contraction,
+    rows: Side,
+    cols: Side,
+    by_row: Entries,
+    by_inner: Entries,
+    lengths: Ints,
+    operands: tuple[Operand, Operand],
+) -> Kernel:
+    """From mean block edges, weighted by how often blocks take part in products."""
+    meets = np.diff(by_inner.ptr)[by_row.other]
+    total = int(meets.sum())
+    if total == 0:
+        return "loops"
+    panel = np.repeat(np.arange(len(rows.size)), np.diff(rows.ptr))
+    m = float((rows.size[panel] * meets).sum()) / total
+    k = float((lengths[by_row.other] * meets).sum()) / total
+    met = np.bincount(by_row.other, minlength=len(lengths))
+    n = float((cols.size[by_inner.other] * np.repeat(met, np.diff(by_inner.ptr))).sum()) / total
+    batch = float((rows.batch[panel] * meets).sum()) / total
+    if min(m, n) < LOOPS_EDGE or (batch > 1 and m * n * k < 512):
+        return "loops"
+    plain = all(o.pattern.symmetry is None for o in operands)
+    forms = (contraction.left_form, contraction.right_form, contraction.result_form)
+    if plain and "permuted" not in forms and (m * n * k) ** (1 / 3) >= GEMM_EDGE and min(m, n, k) >= 64:
+        return "gemm"
+    return "packed"
+
+
+def _join(
+    by_row: Entries, by_inner: Entries, lengths: Ints, panels: int, drop: float, kernel: Kernel, parts: int,
+    rows: Side, cols: Side,
+) -> tuple[Joined, int]:
+    piece = CHUNK_DEPTH // parts if kernel == "packed" else INT32_LIMIT
+    products, bound = count_products(by_row, by_inner, lengths, piece)
+    deepest = max(int(side.depth.max(initial=0)) for side in (rows, cols)) * parts
+    if deepest > INT32_LIMIT:
+        raise InputError(
+            f"One row or column of blocks sums over {deepest} elements. At most {INT32_LIMIT} are possible. "
+            "Use a sparser pattern or split the contracted space."
+        )
+    joined = join(by_row, by_inner, lengths, panels, drop, piece, parts, kernel == "packed", bound)
+    return joined, products
+
+
+def _result(
+    contraction: Contraction,
+    operands: tuple[Operand, Operand],
+    rows: Side,
+    cols: Side,
+    joined: Joined,
+    swapped: bool,
+) -> tuple[Pattern, Ints]:
+    """The result's pattern, and the place in it of each joined block."""
+    batch = len(contraction.batch)
+    row_tiles, col_tiles = rows.panels.tiles(np.arange(rows.panels.size)), cols.panels.tiles(np.arange(cols.panels.size))
+    spaces = dict(zip(contraction.left, operands[0].pattern.spaces, strict=True))
+    spaces |= dict(zip(contraction.right, operands[1].pattern.spaces, strict=True))
+    row_free, col_free = (contraction.n, contraction.m) if swapped else (contraction.m, contraction.n)
+    index = np.empty((len(joined.row), len(contraction.result)), np.int64)
+    for mode, name in enumerate(contraction.result):
+        if name in col_free:
+            index[:, mode] = col_tiles[joined.col, batch + col_free.index(name)]
+        else:
+            index[:, mode] = row_tiles[joined.row, (contraction.batch + row_free).index(name)]
+    own = tuple(spaces[name] for name in contraction.result)
+    slot = np.arange(len(index))
+    norms = joined.norms
+    if contraction.result != contraction.batch + row_free + col_free:
+        keys = block_keys(index, [s.ntiles for s in own])
+        order = np.argsort(keys, kind="stable")
+        index, norms = index[order], norms[order]
+        slot[order] = np.arange(len(index))
+    if not own:
+        index = index.reshape(len(joined.row), 0)
+    return Pattern.trusted(own, np.ascontiguousarray(index), np.ascontiguousarray(norms)), slot
+
+
+def _cut(
+    kernel: Kernel, joined: Joined, slot: Ints, rows: Side, cols: Side, dtype: np.dtype[np.generic], parts: int
+) -> tuple[Strips, Strips, Cells]:
+    row_limit, col_limit = {
+        "packed": (ROW_STRIP, COL_STRIP),
+        "gemm": (GEMM_STRIP, GEMM_STRIP),
+    }.get(kernel, (INT32_LIMIT, INT32_LIMIT))
+    row_strips, col_strips = Strips.of(rows, row_limit), Strips.of(cols, col_limit)
+    group_bytes = GROUP_BYTES if kernel == "packed" else 0
+    col_bytes = packed_columns(col_strips, cols.depth, dtype.itemsize, parts) * (dtype.itemsize // parts)
+    cells = make_cells(joined, slot, row_strips, col_strips, col_bytes, group_bytes, 2 * parts * parts)
+    return row_strips, col_strips, cells
+
+
+def packed_columns(strips: Strips, depth: Ints, itemsize: int, parts: int, vector_bytes: int = VECTOR_BYTES) -> Ints:
+    """Reals that each strip of columns takes when packed: columns padded to whole vectors, k as deep as the panel."""
+    lanes = vector_bytes // (itemsize // parts)
+    width = -(-strips.size * parts // lanes) * lanes
+    return np.asarray(width * depth[strips.panel] * strips.batch * parts)
+
+
+def packed_rows(strips: Strips, depth: Ints, parts: int) -> Ints:
+    """Reals that each strip of rows takes when packed."""
+    return np.asarray(strips.size * depth[strips.panel] * strips.batch * parts)
+
+
+def _buffers(
+    kernel: Kernel, row_strips: Strips, col_strips: Strips, rows: Side, cols: Side, cells: Cells, itemsize: int,
+    parts: int,
+) -> tuple[int, int]:
+    """Bytes packed for the whole run, and bytes of each worker's buffer."""
+    if kernel != "packed" or not len(cells.block):
+        return 0, 0
+    real = itemsize // parts
+    whole = int(packed_rows(row_strips, rows.depth, parts).sum()) * real
+    groups = np.add.reduceat(packed_columns(col_strips, cols.depth, itemsize, parts), cells.group_ptr[:-1])
+    return whole, int(groups.max()) * real
+
+
+def _all_flops(rows: Side, cols: Side, by_inner: Entries, lengths: Ints, factor: int) -> int:
+    """Floating-point operations of all products, screened or not."""
+    panel = np.repeat(np.arange(len(rows.size)), np.diff(rows.ptr))
+    left = np.bincount(rows.inner, (rows.size * rows.batch)[panel], len(lengths))
+    k_tile = np.repeat(np.arange(len(lengths)), np.diff(by_inner.ptr))
+    right = np.bincount(k_tile, cols.size[by_inner.other], len(lengths))
+    return round(math.fsum(left * right * lengths)) * factor

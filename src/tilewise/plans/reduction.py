@@ -1,0 +1,84 @@
+"""Planning a step on one operand: permutation, diagonal, trace or sum."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.expressions import Reduction
+from tilewise.patterns import Expansion, Pattern, expand
+from tilewise.patterns.keys import block_keys, blocks_of_keys
+from tilewise.plans.plan import Operand, Plan, Sum
+from tilewise.spaces import Space
+
+Ints = npt.NDArray[np.int64]
+
+
+def inspect_reduction(
+    reduction: Reduction, pattern: Pattern, dtype: npt.DTypeLike, *, workers: int = 1
+) -> Plan:
+    """Plan one step on one operand; the result lists all blocks, without symmetry."""
+    blocks = expand(pattern)
+    kept = tuple(_modes_of(reduction, name) for name in reduction.result)
+    summed = tuple(_modes_of(reduction, name) for name in reduction.summed)
+    source = np.flatnonzero(_on_diagonal(blocks, kept + summed))
+    spaces = tuple(pattern.spaces[modes[0]] for modes in kept)
+    keys = block_keys(blocks.index[source][:, [modes[0] for modes in kept]], [s.ntiles for s in spaces])
+    order = np.argsort(keys, kind="stable") if np.any(keys[1:] < keys[:-1]) else np.arange(len(keys))
+    source, keys = source[order], keys[order]
+    first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.zeros(0, np.int64)
+    norms = _norms(blocks, source, first, pattern, reduction)
+    result = Pattern.trusted(spaces, blocks_of_keys(keys[first], [s.ntiles for s in spaces]), norms)
+    ptr = np.append(first, len(source))
+    elements = _elements(blocks.index[source], pattern.spaces, kept + summed).astype(np.float64)
+    flops = np.add.reduceat(elements, first) if len(first) else np.zeros(0)
+    return Plan(
+        label=reduction.label(),
+        operands=(Operand(pattern, blocks),),
+        result=result,
+        dtype=np.dtype(dtype),
+        kernel="reduction",
+        work=Sum(reduction, kept, summed, ptr, source, flops),
+        flops=int(flops.sum()) if summed else 0,
+        screened_flops=0,
+        tolerance=None,
+        dropped_bound=0.0,
+        packed_bytes=0,
+        worker_bytes=0,
+        workers=workers,
+    )
+
+
+def _modes_of(reduction: Reduction, name: str) -> tuple[int, ...]:
+    return tuple(mode for mode, own in enumerate(reduction.operand) if own == name)
+
+
+def _on_diagonal(blocks: Expansion, groups: tuple[tuple[int, ...], ...]) -> npt.NDArray[np.bool_]:
+    """Blocks with one tile for all modes of each repeated index; others hold no diagonal element."""
+    keep = np.ones(len(blocks.index), np.bool_)
+    for first, *others in groups:
+        for mode in others:
+            keep &= blocks.index[:, first] == blocks.index[:, mode]
+    return keep
+
+
+def _elements(index: Ints, spaces: tuple[Space, ...], groups: tuple[tuple[int, ...], ...]) -> Ints:
+    """Elements that each block contributes: one mode counts for each index."""
+    count = np.ones(len(index), np.int64)
+    for modes in groups:
+        count *= spaces[modes[0]].sizes[index[:, modes[0]]]
+    return count
+
+
+def _norms(
+    blocks: Expansion, source: Ints, first: Ints, pattern: Pattern, reduction: Reduction
+) -> npt.NDArray[np.float64]:
+    """A sum of s elements is at most sqrt(s) times their norm (Cauchy-Schwarz); blocks add."""
+    if not len(first):
+        return np.zeros(0)
+    groups = tuple(_modes_of(reduction, name) for name in reduction.summed)
+    summed = _elements(blocks.index[source], pattern.spaces, groups)
+    norms = np.add.reduceat(blocks.norms[source] * np.sqrt(summed), first)
+    return np.asarray(norms * (1 + 1e-12) if math.isfinite(float(norms.max(initial=0))) else norms)

@@ -1,0 +1,144 @@
+"""Sums, multiples, permutations and maps of tensors."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import InputError
+from tilewise.expressions import Reduction
+from tilewise.patterns import Pattern, scaled, transposed, union
+from tilewise.plans import inspect_reduction
+from tilewise.tensors.protocol import Scalar
+from tilewise.tensors.storage import Arena, block_norms, parse_dtype
+from tilewise.tensors.tensor import BlockTensor
+
+Array = npt.NDArray[Any]
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def combined(left: BlockTensor, right: BlockTensor, factor: Scalar) -> BlockTensor:
+    """``left + factor * right``; blocks of either are stored."""
+    _check_same_spaces(left, right)
+    dtype = np.result_type(left.dtype, right.dtype)
+    bound = left.error_bound + abs(factor) * right.error_bound
+    if left.symmetry == right.symmetry and np.array_equal(left.pattern.index, right.pattern.index):
+        data = left.arena.data + dtype.type(factor) * right.arena.data
+        return _with_norms(left, data, left.arena.offsets, left.pattern, bound)
+    pattern = union(left.pattern, right.pattern)
+    out = BlockTensor(pattern, Arena.allocate(pattern, dtype, zero=True), left.engine, bound)
+    for tensor, weight in ((left, 1), (right, factor)):
+        _accumulate(tensor, weight, out)
+    return out
+
+
+def _check_same_spaces(left: BlockTensor, right: BlockTensor) -> None:
+    if left.spaces != right.spaces:
+        raise InputError(
+            f"Tensors over {left.spaces} and {right.spaces} cannot be added. Expected equal spaces, tile by tile. "
+            "Use tw.retile() on one of them, or transpose() it."
+        )
+
+
+def _accumulate(tensor: BlockTensor, weight: Scalar, out: BlockTensor) -> None:
+    """Add a multiple of a tensor to one whose pattern holds all of its blocks."""
+    if out.symmetry == tensor.symmetry:
+        # Unique blocks go to unique blocks, so the symmetry plays no part.
+        pattern = tensor.pattern
+        plain = Pattern.trusted(pattern.spaces, pattern.index, pattern.norms)
+        target = Pattern.trusted(pattern.spaces, out.pattern.index, out.pattern.norms)
+        source = BlockTensor(plain, tensor.arena, tensor.engine)
+        sink = BlockTensor(target, out.arena, out.engine)
+    else:
+        source, sink = tensor, out
+    names = tuple(LETTERS[: source.ndim])
+    plan = inspect_reduction(Reduction(names, names), source.pattern, out.dtype, workers=out.engine.workers)
+    out.engine.run(plan, [source], out=sink, alpha=weight, beta=1)
+    out.replace_norms(np.array(sink.pattern.norms))
+
+
+def _with_norms(
+    like: BlockTensor, data: Array, offsets: npt.NDArray[np.int64], pattern: Pattern, bound: float
+) -> BlockTensor:
+    norms = block_norms(data, offsets)
+    fresh = Pattern.trusted(pattern.spaces, pattern.index, norms, pattern.symmetry)
+    return BlockTensor(fresh, Arena(data, offsets), like.engine, bound)
+
+
+def scaled_tensor(tensor: BlockTensor, factor: Scalar) -> BlockTensor:
+    """A multiple of a tensor."""
+    if not np.isscalar(factor) or isinstance(factor, (str, bytes)):
+        return NotImplemented
+    if not np.isfinite(factor):
+        raise InputError(f"A tensor times {factor} is not a tensor. Expected a finite factor. Check the factor.")
+    data = tensor.arena.data * np.asarray(factor).astype(np.result_type(tensor.dtype, type(factor)))
+    data = data.astype(_scaled_dtype(tensor.dtype, factor), copy=False)
+    pattern = scaled(tensor.pattern, abs(factor) * (1 + 1e-12))
+    return BlockTensor(pattern, Arena(data, tensor.arena.offsets), tensor.engine, tensor.error_bound * abs(factor))
+
+
+def _scaled_dtype(dtype: np.dtype[Any], factor: Scalar) -> np.dtype[Any]:
+    """NumPy's rule for Python numbers: they change the kind of the elements, not their precision."""
+    if dtype.kind == "c" or not np.iscomplexobj(factor):
+        return dtype
+    return np.dtype(np.complex64 if dtype == np.float32 else np.complex128)
+
+
+def mapped(tensor: BlockTensor, function: Callable[[Array, tuple[int, ...]], Array]) -> BlockTensor:
+    """Apply a function to each stored block; see `BlockTensor.map`."""
+    arrays = []
+    for index, block in tensor.blocks():
+        at = tuple(int(s.offsets[t]) for s, t in zip(tensor.spaces, index, strict=True))
+        value = np.asarray(function(block, at))
+        if value.shape != block.shape:
+            raise InputError(
+                f"The function given to map returned an array of shape {value.shape} for block {index}. "
+                f"Expected the block's shape {block.shape}. Return one value per element."
+            )
+        if not np.isfinite(value).all():
+            raise InputError(
+                f"The function given to map returned a value that is not finite in block {index}. Expected finite "
+                "numbers. Check for divisions by zero."
+            )
+        arrays.append(value.ravel())
+    dtype = parse_dtype(np.result_type(*[a.dtype for a in arrays])) if arrays else tensor.dtype
+    data = np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
+    return _with_norms(tensor, data, tensor.arena.offsets, tensor.pattern, tensor.error_bound)
+
+
+def parse_axes(axes: Sequence[Any], ndim: int) -> tuple[int, ...]:
+    """Axes as a user gives them: none, several numbers, or one sequence."""
+    if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)):
+        axes = tuple(axes[0])
+    if not axes:
+        return tuple(range(ndim))[::-1]
+    order = tuple(operator.index(a) for a in axes)
+    if sorted(order) != list(range(ndim)):
+        raise InputError(
+            f"transpose{order} is no permutation of the modes. Expected each of 0 to {ndim - 1} once. Correct the axes."
+        )
+    return order
+
+
+def permuted(tensor: BlockTensor, axes: Sequence[Any]) -> BlockTensor:
+    """The tensor with its modes in another order; symmetry goes along."""
+    order = parse_axes(axes, tensor.ndim)
+    if tensor.symmetry is None:
+        names = tuple(LETTERS[: tensor.ndim])
+        step = Reduction(names, tuple(names[a] for a in order))
+        plan = inspect_reduction(step, tensor.pattern, tensor.dtype, workers=tensor.engine.workers)
+        out = tensor.engine.run(plan, [tensor])
+        out.error_bound = tensor.error_bound
+        return out
+    pattern = transposed(tensor.pattern, order)
+    arena = Arena.allocate(pattern, tensor.dtype, zero=False)
+    out = BlockTensor(pattern, arena, tensor.engine, tensor.error_bound)
+    back = [order.index(d) for d in range(tensor.ndim)]
+    for row, index in enumerate(pattern.index.tolist()):
+        block = tensor.block([index[d] for d in back])
+        out._view(row)[...] = np.transpose(block, order)
+    return out

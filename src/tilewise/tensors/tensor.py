@@ -1,0 +1,276 @@
+"""`BlockTensor`: a pattern, its elements, and a bound on what screening has taken from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import InputError, TilewiseError
+from tilewise.patterns import Pattern, Symmetry, expand
+from tilewise.spaces import Space
+from tilewise.tensors.protocol import Engine, Scalar
+from tilewise.tensors.storage import Arena, block_norms, parse_dtype
+
+Array = npt.NDArray[Any]
+
+
+class BlockTensor:
+    """A block-sparse tensor: the non-zero blocks of a pattern, stored dense.
+
+    Made by `zeros`, `random`, `from_dense`, `from_blocks` and by `einsum`, not by hand.
+
+    Examples
+    --------
+    >>> import numpy as np, tilewise as tw
+    >>> i = tw.Space([2, 3], name="i")
+    >>> t = tw.from_dense(np.diag([1.0, 2.0, 0.0, 0.0, 0.0]), (i, i))
+    >>> t.pattern.nnz_blocks, t.block((0, 0)).tolist()
+    (1, [[1.0, 0.0], [0.0, 2.0]])
+    """
+
+    __slots__ = ("_pattern", "arena", "engine", "error_bound")
+    __array_ufunc__ = None
+
+    def __init__(self, pattern: Pattern, arena: Arena, engine: Engine, error_bound: float = 0.0) -> None:
+        self._pattern = pattern
+        self.arena = arena
+        self.engine = engine
+        self.error_bound = error_bound
+
+    @property
+    def pattern(self) -> Pattern:
+        """Which blocks are stored, and a bound on the norm of each."""
+        return self._pattern
+
+    @property
+    def spaces(self) -> tuple[Space, ...]:
+        """The space of each mode."""
+        return self._pattern.spaces
+
+    @property
+    def symmetry(self) -> Symmetry | None:
+        """Permutational symmetry; only unique blocks are stored."""
+        return self._pattern.symmetry
+
+    @property
+    def ndim(self) -> int:
+        """Number of modes."""
+        return self._pattern.ndim
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements per mode."""
+        return self._pattern.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self.arena.data.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored elements."""
+        return self.arena.data.nbytes
+
+    @property
+    def density(self) -> float:
+        """Fraction of all elements that lie in non-zero blocks."""
+        return self._pattern.density
+
+    def check(self) -> None:
+        """Raise if storage and pattern do not fit together, or a norm is below the truth."""
+        self._pattern.check()
+        expected = Arena.allocate(self._pattern, self.dtype, zero=False)
+        if len(self.arena.data) != len(expected.data) or not np.array_equal(self.arena.offsets, expected.offsets):
+            raise TilewiseError("The arena does not hold the pattern's blocks one after the other. Correct its maker.")
+        true = block_norms(self.arena.data, self.arena.offsets)
+        low = self._pattern.norms < true * (1 - 1e-9)
+        if low.any():
+            block = tuple(self._pattern.index[np.argmax(low)].tolist())
+            raise TilewiseError(f"The norm bound of block {block} is below its norm. Correct its maker.")
+
+    def _view(self, row: int) -> Array:
+        begin = self.arena.offsets[row]
+        shape = self._pattern.block_shapes[row]
+        return self.arena.data[begin : begin + math.prod(shape.tolist())].reshape(shape)
+
+    def block(self, index: Sequence[int]) -> Array:
+        """A copy of one block; zeros where the block is zero.
+
+        Parameters
+        ----------
+        index : sequence of int
+            Tile of each mode.
+        """
+        where = self._parse_block(index)
+        unique, axes, sign = where, tuple(range(self.ndim)), 1.0
+        if self.symmetry is not None:
+            unique, axes, sign = self.symmetry.locate(where)
+        row = self._pattern.row(unique)
+        if row < 0:
+            return np.zeros([int(s.sizes[t]) for s, t in zip(self.spaces, where, strict=True)], self.dtype)
+        return np.array(np.transpose(self._view(row), axes) * self.dtype.type(sign), order="C")
+
+    def _parse_block(self, index: Sequence[int]) -> tuple[int, ...]:
+        where = tuple(index)
+        if len(where) != self.ndim:
+            raise InputError(
+                f"Block index {where} has {len(where)} entries. This tensor has {self.ndim} modes. Give one tile per mode."
+            )
+        for mode, (tile, space) in enumerate(zip(where, self.spaces, strict=True)):
+            if not 0 <= tile < space.ntiles:
+                raise InputError(
+                    f"Block index {where} asks for tile {tile} of mode {mode}. Expected 0 to {space.ntiles - 1} "
+                    f"of {space!r}. Count tiles, not elements."
+                )
+        return tuple(int(t) for t in where)
+
+    def blocks(self) -> Iterator[tuple[tuple[int, ...], Array]]:
+        """The stored blocks (the unique ones of a symmetric tensor): index and a read-only view of each."""
+        for row, index in enumerate(self._pattern.index.tolist()):
+            view = self._view(row)
+            view.flags.writeable = False
+            yield tuple(index), view
+
+    def to_dense(self) -> Array:
+        """All elements as one NumPy array; memory for the full shape is needed."""
+        dense = np.zeros(self.shape, self.dtype)
+        full = expand(self._pattern)
+        for index, source, perm, sign in zip(
+            full.index.tolist(), full.source.tolist(), full.perm.tolist(), full.sign.tolist(), strict=True
+        ):
+            where = tuple(
+                slice(int(s.offsets[t]), int(s.offsets[t + 1])) for s, t in zip(self.spaces, index, strict=True)
+            )
+            dense[where] = self.dtype.type(sign) * np.transpose(self._view(source), full.perms[perm])
+        return dense
+
+    def item(self) -> Any:
+        """The value of a tensor without modes, as a Python number."""
+        if self.ndim:
+            raise InputError(
+                f"item() of a tensor with {self.ndim} modes. Only a scalar tensor is one number. "
+                "Contract all modes first, or use block()."
+            )
+        return self.arena.data[0].item() if len(self.arena.data) else self.dtype.type(0).item()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        raise TypeError(
+            "A BlockTensor is not converted to a NumPy array silently. Its dense form may be far larger than its "
+            "blocks. Call to_dense() if that is what you want."
+        )
+
+    def norm(self) -> float:
+        """The Frobenius norm."""
+        squares = block_norms(self.arena.data, self.arena.offsets) ** 2
+        return math.sqrt(float((squares * self._pattern.multiplicity).sum()))
+
+    def copy(self) -> BlockTensor:
+        """A tensor of its own with the same elements."""
+        return self._like(self.arena.data.copy())
+
+    def conj(self) -> BlockTensor:
+        """The complex conjugate (a copy if real)."""
+        return self._like(np.conj(self.arena.data) if self.dtype.kind == "c" else self.arena.data.copy())
+
+    def astype(self, dtype: npt.DTypeLike) -> BlockTensor:
+        """The tensor with another element type.
+
+        Complex to real is an error: take `.map(lambda block, at: block.real)` where that is meant.
+        """
+        kind = parse_dtype(dtype)
+        if self.dtype.kind == "c" and kind.kind != "c":
+            raise InputError(
+                f"astype({kind.name}) would drop the imaginary parts of a {self.dtype.name} tensor. A complex type is "
+                "expected. Take the real part with map(lambda block, at: block.real)."
+            )
+        data = self.arena.data.astype(kind)
+        narrowed = kind.itemsize // (2 if kind.kind == "c" else 1) < 8
+        norms = block_norms(data, self.arena.offsets) if narrowed else self._pattern.norms
+        return self._like(data, np.maximum(norms, self._pattern.norms))
+
+    def _like(self, data: Array, norms: npt.NDArray[np.float64] | None = None) -> BlockTensor:
+        pattern = self._pattern
+        if norms is not None:
+            pattern = Pattern.trusted(pattern.spaces, pattern.index, np.array(norms), pattern.symmetry)
+        return BlockTensor(pattern, Arena(data, self.arena.offsets), self.engine, self.error_bound)
+
+    def map(self, function: Callable[[Array, tuple[int, ...]], Array]) -> BlockTensor:
+        """Apply a function to each stored block.
+
+        Parameters
+        ----------
+        function : callable
+            ``function(block, offsets)`` returns an array of the block's shape; `offsets` is the number of the
+            block's first element in each mode.
+
+        Examples
+        --------
+        >>> import numpy as np, tilewise as tw
+        >>> i = tw.Space([2, 1])
+        >>> t = tw.from_dense(np.ones((3, 3)), (i, i))
+        >>> level = np.array([1.0, 2.0, 4.0])
+        >>> def divide(block, at):
+        ...     rows, cols = (level[a : a + n] for a, n in zip(at, block.shape))
+        ...     return block / (rows[:, None] + cols)
+        >>> t.map(divide).block((1, 1)).tolist()
+        [[0.125]]
+        """
+        from tilewise.tensors.arithmetic import mapped
+
+        return mapped(self, function)
+
+    def transpose(self, *axes: int) -> BlockTensor:
+        """The tensor with its modes in another order; without axes they are reversed."""
+        from tilewise.tensors.arithmetic import permuted
+
+        return permuted(self, axes)
+
+    def __add__(self, other: BlockTensor) -> BlockTensor:
+        return self._combine(other, 1)
+
+    def __sub__(self, other: BlockTensor) -> BlockTensor:
+        return self._combine(other, -1)
+
+    def _combine(self, other: object, factor: int) -> BlockTensor:
+        from tilewise.tensors.arithmetic import combined
+
+        return combined(self, other, factor) if isinstance(other, BlockTensor) else NotImplemented
+
+    def __mul__(self, factor: Scalar) -> BlockTensor:
+        from tilewise.tensors.arithmetic import scaled_tensor
+
+        return scaled_tensor(self, factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, factor: Scalar) -> BlockTensor:
+        if not np.isscalar(factor):
+            return NotImplemented
+        return self * (1 / factor)  # type: ignore[operator]
+
+    def __neg__(self) -> BlockTensor:
+        return self * -1
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.shape)) or "scalar"
+        symmetry = "" if self.symmetry is None else f", {self.symmetry!r}"
+        return (
+            f"BlockTensor({shape}, {self.dtype.name}, {self._pattern.nnz_blocks} blocks, "
+            f"density {self.density:.3g}, {self.nbytes / 1e6:.3g} MB{symmetry})"
+        )
+
+    def replace_norms(self, norms: npt.NDArray[np.float64]) -> None:
+        """Set the blocks' norm bounds after their elements were changed in place."""
+        pattern = self._pattern
+        self._pattern = Pattern.trusted(pattern.spaces, pattern.index, norms, pattern.symmetry)
