@@ -24,6 +24,8 @@ autodoc_typehints = "none"
 default_role = "code"
 napoleon_google_docstring = False
 napoleon_use_ivar = True
+# Types of parameters are words too, not references.
+napoleon_use_param = False
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"Tilewise {release}"

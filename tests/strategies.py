@@ -1,23 +1,41 @@
-"""Hypothesis strategies shared by all tests: spaces, symmetries, patterns."""
+"""Hypothesis strategies shared by all tests: spaces, symmetries, patterns, tensors, einsum strings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from references import dense
+from tilewise.factories import random
 from tilewise.patterns import Pattern, Symmetry
 from tilewise.spaces import Space
+from tilewise.tensors import BlockTensor
 
-__all__ = ["norm_bounds", "patterns", "space_lists", "spaces", "symmetric_patterns", "symmetries"]
+__all__ = [
+    "DTYPES",
+    "EinsumCase",
+    "einsum_cases",
+    "matrix_cases",
+    "norm_bounds",
+    "patterns",
+    "space_lists",
+    "spaces",
+    "symmetric_patterns",
+    "symmetries",
+    "tensors",
+]
+
+DTYPES = ("float32", "float64", "complex64", "complex128")
+"""Element types of tensors, by name."""
 
 
 @st.composite
-def spaces(
-    draw: st.DrawFn, max_tiles: int = 4, max_tile: int = 4, min_tiles: int = 0, labels: bool = False
-) -> Space:
+def spaces(draw: st.DrawFn, max_tiles: int = 4, max_tile: int = 4, min_tiles: int = 0, labels: bool = False) -> Space:
     """A space of a few small tiles, by default also without any; with all three kinds of label if asked."""
     sizes = draw(st.lists(st.integers(1, max_tile), min_size=min_tiles, max_size=max_tiles))
     if not labels:
@@ -90,3 +108,115 @@ def _some_blocks(draw: st.DrawFn, every: Pattern) -> Pattern:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     index = every.index[rng.random(every.nnz_blocks) < fraction]
     return Pattern(every.spaces, index, draw(norm_bounds(len(index))), every.symmetry)
+
+
+@st.composite
+def tensors(
+    draw: st.DrawFn,
+    modes: Sequence[Space] | None = None,
+    dtype: str | None = None,
+    max_modes: int = 4,
+    symmetric: bool | None = None,
+) -> BlockTensor:
+    """A tensor of random elements over given or drawn spaces; with a symmetry, without one, or either."""
+    kind = draw(st.sampled_from(DTYPES)) if dtype is None else dtype
+    if modes is not None:
+        shared = None if symmetric is False else draw(_fitting_symmetries(modes))
+        pattern = draw(_some_blocks(Pattern.dense(modes, shared)))
+    elif draw(st.booleans()) if symmetric is None else symmetric:
+        pattern = draw(symmetric_patterns(max_modes=max_modes))
+    else:
+        pattern = draw(patterns(max_modes=max_modes))
+    unscaled = Pattern(pattern.spaces, pattern.index, None, pattern.symmetry)
+    return random(pattern=unscaled, seed=draw(st.integers(0, 2**32 - 1)), dtype=kind)
+
+
+@st.composite
+def _fitting_symmetries(draw: st.DrawFn, modes: Sequence[Space]) -> Symmetry | None:
+    """Groups of two or three among modes with equal spaces; often none at all."""
+    if draw(st.integers(0, 2)):
+        return None
+    free, groups = list(range(len(modes))), []
+    while len(free) > 1:
+        first = free.pop(0)
+        alike = [mode for mode in free if modes[mode] == modes[first]]
+        size = draw(st.integers(0, min(2, len(alike))))
+        if size:
+            chosen = draw(st.permutations(alike))[:size]
+            free = [mode for mode in free if mode not in chosen]
+            groups.append(((first, *chosen), draw(st.sampled_from((-1, 1)))))
+    return Symmetry(*groups) if groups else None
+
+
+@dataclass(frozen=True)
+class EinsumCase:
+    """An einsum string with tensors that fit it."""
+
+    text: str
+    tensors: tuple[BlockTensor, ...]
+
+    @property
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """The tensors as dense arrays."""
+        return [dense(tensor) for tensor in self.tensors]
+
+    @property
+    def expected(self) -> npt.NDArray[Any]:
+        """What NumPy makes of it."""
+        return np.asarray(np.einsum(self.text, *self.arrays))
+
+    @property
+    def scale(self) -> float:
+        """The product of the operands' norms: what errors are measured by."""
+        return float(np.prod([np.linalg.norm(array.astype(np.complex128)) for array in self.arrays]))
+
+
+@st.composite
+def einsum_cases(draw: st.DrawFn, operands: int, dtype: str | None = None) -> EinsumCase:
+    """Any valid einsum: repeated, batch, lone and summed indices, scalars, ellipses, implicit outputs.
+
+    Spaces come from a small pool, so that operands may have symmetry groups; some spaces have no tiles.
+    """
+    letters, most, tile = ("abcdef", 4, 3) if operands < 3 else ("abcde", 3, 2)
+    pool = draw(
+        st.lists(
+            spaces(max_tiles=3, max_tile=tile, min_tiles=draw(st.sampled_from((0, 1, 1)))),
+            min_size=1,
+            max_size=2,
+        )
+    )
+    home = {letter: draw(st.sampled_from(pool)) for letter in letters}
+    under = draw(st.lists(st.sampled_from(pool), max_size=draw(st.sampled_from((0, 0, 2)))))
+    terms, made = [], []
+    for _ in range(operands):
+        own = draw(st.lists(st.sampled_from(letters), max_size=most))
+        place, covered = draw(st.integers(0, len(own))), draw(st.integers(0, len(under)))
+        modes = [home[letter] for letter in own]
+        made.append(draw(tensors(modes[:place] + under[len(under) - covered :] + modes[place:], dtype)))
+        terms.append([*own[:place], *(["..."] if covered else []), *own[place:]])
+    text = ",".join(map("".join, terms))
+    if draw(st.booleans()):
+        used = sorted({letter for term in terms for letter in term} - {"..."})
+        kept = draw(st.permutations(used))[: draw(st.integers(0, len(used)))]
+        if "..." in text:
+            kept.insert(draw(st.integers(0, len(kept))), "...")
+        text += "->" + "".join(kept)
+    return EinsumCase(text, tuple(made))
+
+
+@st.composite
+def matrix_cases(draw: st.DrawFn, dtype: str, tile: int = 5, batches: int = 0, symmetric: bool = False) -> EinsumCase:
+    """A product of matrices whose rows, columns and inner indices are one or two modes, in any order."""
+    groups = [draw(st.sampled_from((names, names[:1]))) for names in ("ij", "ab", "kl")]
+    m, n, k = (list(group) for group in groups)
+    batch = list("xy"[:batches])
+    pool = draw(st.lists(st.lists(st.integers(3, tile), min_size=1, max_size=3).map(Space), min_size=1, max_size=2))
+    home = {letter: draw(st.sampled_from(pool)) for letter in m + n + k}
+    home |= {letter: draw(spaces(max_tiles=2, max_tile=3, min_tiles=1)) for letter in batch}
+    terms = [draw(st.permutations(batch + one + two)) for one, two in ((m, k), (k, n), (m, n))]
+    both = [
+        draw(tensors([home[letter] for letter in term], dtype, symmetric=None if symmetric else False))
+        for term in terms[:2]
+    ]
+    left, right, out = map("".join, terms)
+    return EinsumCase(f"{left},{right}->{out}", tuple(both))

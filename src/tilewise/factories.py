@@ -17,7 +17,10 @@ from tilewise.tensors.create import join_blocks, make_random, make_zeros, split_
 
 
 def zeros(
-    spaces: Sequence[Space] | None = None, dtype: npt.DTypeLike = np.float64, *, pattern: Pattern | None = None
+    spaces: Sequence[Space] | None = None,
+    dtype: npt.DTypeLike = np.float64,
+    *,
+    pattern: Pattern | None = None,
 ) -> BlockTensor:
     """A tensor of zeros: without blocks, or with the blocks of a pattern.
 
@@ -88,5 +91,7 @@ def from_blocks(
 
 def _given(spaces: Sequence[Space] | None) -> Sequence[Space]:
     if spaces is None:
-        raise InputError("Neither spaces nor a pattern were given. Expected one of them. Pass spaces=(...) or pattern=p.")
+        raise InputError(
+            "Neither spaces nor a pattern were given. Expected one of them. Pass spaces=(...) or pattern=p."
+        )
     return spaces

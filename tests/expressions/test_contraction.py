@@ -93,9 +93,7 @@ def test_a_reduced_operand_comes_out_in_place(text: str) -> None:
         ("->", "", "", (), True),
     ],
 )
-def test_reduction(
-    text: str, repeated: str, summed: str, permutation: tuple[int, ...] | None, is_copy: bool
-) -> None:
+def test_reduction(text: str, repeated: str, summed: str, permutation: tuple[int, ...] | None, is_copy: bool) -> None:
     step = lower_single(parse_expression(text, (len(text.split("->")[0]),)))
     assert ("".join(step.repeated), "".join(step.summed)) == (repeated, summed)
     assert (step.permutation, step.is_copy, step.label()) == (permutation, is_copy, text)

@@ -40,9 +40,7 @@ class Problem:
 
 
 @st.composite
-def expressions(
-    draw: st.DrawFn, fewest: int, most: int, letters: str = "abcdef", modes: int = 4
-) -> Expression:
+def expressions(draw: st.DrawFn, fewest: int, most: int, letters: str = "abcdef", modes: int = 4) -> Expression:
     """Any valid expression: repeated, batch, lone and summed indices, scalars, disconnected operands."""
     term = st.lists(st.sampled_from(letters), max_size=modes).map(tuple)
     operands = tuple(draw(st.lists(term, min_size=fewest, max_size=most)))
@@ -99,17 +97,13 @@ def run_in_order(problem: Problem) -> Array:
 @settings(max_examples=300)
 @given(problems(2, 6))
 def test_found_order_gives_the_whole(problem: Problem) -> None:
-    np.testing.assert_array_equal(
-        run_in_order(problem), run(problem.expression, *problem.arrays), strict=True
-    )
+    np.testing.assert_array_equal(run_in_order(problem), run(problem.expression, *problem.arrays), strict=True)
 
 
 @settings(max_examples=100)
 @given(problems(9, 13, letters="abcdefgh", modes=3, tiles=2))
 def test_greedy_order_gives_the_whole(problem: Problem) -> None:
-    np.testing.assert_array_equal(
-        run_in_order(problem), run(problem.expression, *problem.arrays), strict=True
-    )
+    np.testing.assert_array_equal(run_in_order(problem), run(problem.expression, *problem.arrays), strict=True)
 
 
 @settings(max_examples=300)

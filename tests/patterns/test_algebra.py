@@ -78,9 +78,7 @@ def test_scaled(pattern: Pattern, factor: complex) -> None:
     multiple = scaled(pattern, factor)
     multiple.check()
     assert equal_structure(multiple, pattern)
-    assert multiple.norms.tolist() == [
-        norm * abs(factor) if factor else 0.0 for norm in pattern.norms.tolist()
-    ]
+    assert multiple.norms.tolist() == [norm * abs(factor) if factor else 0.0 for norm in pattern.norms.tolist()]
 
 
 @given(symmetric_patterns() | patterns(), st.data())
@@ -152,7 +150,5 @@ def test_bad_axes(axes: Any) -> None:
 
 @pytest.mark.parametrize("threshold", [-1.0, math.nan, math.inf])
 def test_bad_threshold(threshold: float) -> None:
-    with pytest.raises(
-        InputError, match=r"The threshold on norms is .* A non-negative, finite number is expected"
-    ):
+    with pytest.raises(InputError, match=r"The threshold on norms is .* A non-negative, finite number is expected"):
         above(Pattern.dense((Space([2]),)), threshold)

@@ -77,9 +77,7 @@ def test_random_ends_and_seeds() -> None:
 
 @pytest.mark.parametrize("density", [-0.1, 1.1, float("nan"), True, "0.5", None, [0.5]])
 def test_bad_density(density: Any) -> None:
-    with pytest.raises(
-        InputError, match=re.escape(f"density is {density!r}. A number from 0 to 1 is expected")
-    ):
+    with pytest.raises(InputError, match=re.escape(f"density is {density!r}. A number from 0 to 1 is expected")):
         Pattern.random((Space([2]),), density)
 
 
@@ -126,9 +124,7 @@ def test_decaying_by_its_definition(modes: tuple[Space, ...], length: float, cut
     every = Pattern.dense(modes).index
     scale = np.array([longest / max(space.ntiles, 1) for space in modes])
     places = (every + 0.5) * scale
-    norms = norm * np.exp(
-        -(places.max(axis=1, initial=-np.inf) - places.min(axis=1, initial=np.inf)) / length
-    )
+    norms = norm * np.exp(-(places.max(axis=1, initial=-np.inf) - places.min(axis=1, initial=np.inf)) / length)
     assert pattern.index.tolist() == every[norms > cut].tolist()
     np.testing.assert_allclose(pattern.norms, norms[norms > cut])
 
@@ -175,9 +171,7 @@ def test_bad_decay(arguments: Any, message: str) -> None:
 @given(st.lists(spaces(labels=True), min_size=2, max_size=4))
 def test_allowed_joins_its_rules(modes: list[Space]) -> None:
     signs = ([1, -1] * 2)[: len(modes)]
-    pattern = Pattern.allowed(
-        modes, irrep=1, spin=signs, charge=signs, rules=[Rule("charge", 0, tuple(signs))]
-    )
+    pattern = Pattern.allowed(modes, irrep=1, spin=signs, charge=signs, rules=[Rule("charge", 0, tuple(signs))])
     pattern.check()
     labels = np.zeros((3, *(space.ntiles for space in modes)), dtype=np.int64)
     for mode, (space, sign) in enumerate(zip(modes, signs, strict=True)):
@@ -205,9 +199,7 @@ def test_allowed_with_symmetry_expands_to_allowed_without() -> None:
 
 def test_rules_must_treat_exchanged_modes_alike() -> None:
     occ = Space([2, 1], spin=[1, -1])
-    message = (
-        "The spin rule gives modes (0, 1), which are one symmetry group, the signs (1, -1). Modes that are"
-    )
+    message = "The spin rule gives modes (0, 1), which are one symmetry group, the signs (1, -1). Modes that are"
     with pytest.raises(InputError, match=re.escape(message)):
         Pattern.allowed((occ, occ), spin=(1, -1), symmetry=Symmetry(((0, 1), -1)))
 

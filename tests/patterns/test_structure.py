@@ -40,9 +40,7 @@ def test_figures_follow_their_definitions(pattern: Pattern) -> None:
         pairs = zip(pattern.spaces, block, strict=True)
         mask[tuple(slice(space.offsets[tile], space.offsets[tile + 1]) for space, tile in pairs)] = True
     assert pattern.density == (mask.sum() / mask.size if mask.size else 0.0)
-    shapes = [
-        [int(s.sizes[t]) for s, t in zip(pattern.spaces, b, strict=True)] for b in pattern.index.tolist()
-    ]
+    shapes = [[int(s.sizes[t]) for s, t in zip(pattern.spaces, b, strict=True)] for b in pattern.index.tolist()]
     assert pattern.block_shapes.tolist() == shapes
     assert pattern.block_sizes.tolist() == [math.prod(shape) for shape in shapes]
     assert pattern.nnz_elements == sum(math.prod(shape) for shape in shapes)
@@ -160,9 +158,7 @@ def test_bad_blocks(index: Any, norms: Any, message: str) -> None:
 
 
 def test_bad_spaces() -> None:
-    with pytest.raises(
-        InputError, match=re.escape("spaces is the single Space('occ', 5 in 2 tiles of 2 to 3)")
-    ):
+    with pytest.raises(InputError, match=re.escape("spaces is the single Space('occ', 5 in 2 tiles of 2 to 3)")):
         Pattern.dense(OCC)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=re.escape("The space of mode 1 is 5. A Space is expected")):
         Pattern.dense((OCC, 5))  # type: ignore[arg-type]

@@ -37,8 +37,7 @@ def permuted_sum(array: Array, symmetry: Symmetry) -> Array:
 def cut_block(array: Array, pattern: Pattern, block: tuple[int, ...]) -> Array:
     """One block of a dense array."""
     ranges = [
-        slice(space.offsets[tile], space.offsets[tile + 1])
-        for space, tile in zip(pattern.spaces, block, strict=True)
+        slice(space.offsets[tile], space.offsets[tile + 1]) for space, tile in zip(pattern.spaces, block, strict=True)
     ]
     return array[tuple(ranges)]
 
@@ -161,14 +160,10 @@ def test_bad_groups(groups: Any, message: str) -> None:
 
 def test_groups_must_fit_the_spaces() -> None:
     occ, vir = Space([2, 3], name="occ"), Space([3, 2], name="vir")
-    message = (
-        "Modes 0 (Space('occ', 5 in 2 tiles of 2 to 3)) and 1 (Space('vir', 5 in 2 tiles of 2 to 3)) are"
-    )
+    message = "Modes 0 (Space('occ', 5 in 2 tiles of 2 to 3)) and 1 (Space('vir', 5 in 2 tiles of 2 to 3)) are"
     with pytest.raises(InputError, match=re.escape(message)):
         Pattern.dense((occ, vir), Symmetry(((0, 1), -1)))
-    with pytest.raises(
-        InputError, match=re.escape("names mode 2 of a tensor with 2 modes. Modes run from 0 to 1")
-    ):
+    with pytest.raises(InputError, match=re.escape("names mode 2 of a tensor with 2 modes. Modes run from 0 to 1")):
         Pattern.dense((occ, occ), Symmetry(((0, 2), -1)))
     with pytest.raises(InputError, match=r"symmetry is -1\. A Symmetry or None is expected"):
         Pattern.dense((occ, occ), -1)  # type: ignore[arg-type]

@@ -23,11 +23,7 @@ def obeys(rule: Rule, modes: tuple[Space, ...], block: tuple[int, ...]) -> bool:
     for space, sign, tile in zip(modes, signs, block, strict=True):
         label = space.label(rule.label)
         assert label is not None
-        total = (
-            (total ^ int(label[tile]) * abs(sign))
-            if rule.label == "irrep"
-            else total + sign * int(label[tile])
-        )
+        total = (total ^ int(label[tile]) * abs(sign)) if rule.label == "irrep" else total + sign * int(label[tile])
     return total == rule.target
 
 
@@ -98,11 +94,7 @@ def test_bad_rules(arguments: Any, message: str) -> None:
 
 def test_rules_that_do_not_fit_the_spaces() -> None:
     space = Space([2, 3], name="occ", spin=[1, -1])
-    with pytest.raises(
-        InputError, match=re.escape("The spin rule has 3 signs (1, 1, -1) for 2 modes. One sign per")
-    ):
+    with pytest.raises(InputError, match=re.escape("The spin rule has 3 signs (1, 1, -1) for 2 modes. One sign per")):
         allowed_blocks((space, space), [Rule("spin", signs=(1, 1, -1))])
-    with pytest.raises(
-        InputError, match=re.escape("Mode 1 (Space('occ', 5 in 2 tiles of 2 to 3, spin)) has no irrep")
-    ):
+    with pytest.raises(InputError, match=re.escape("Mode 1 (Space('occ', 5 in 2 tiles of 2 to 3, spin)) has no irrep")):
         allowed_blocks((Space([1], irrep=[0]), space), [Rule("irrep")])

@@ -66,11 +66,7 @@ def test_arrays_are_read_only_copies() -> None:
 @given(spaces(labels=True), spaces(labels=True))
 def test_equal_means_equal_sizes_and_labels(left: Space, right: Space) -> None:
     def content(space: Space) -> list[list[int]]:
-        return [
-            array.tolist()
-            for array in (space.sizes, space.irrep, space.spin, space.charge)
-            if array is not None
-        ]
+        return [array.tolist() for array in (space.sizes, space.irrep, space.spin, space.charge) if array is not None]
 
     assert (left == right) == (content(left) == content(right))
     twin = Space(left.sizes, name="twin", irrep=left.irrep, spin=left.spin, charge=left.charge)

@@ -1,0 +1,3 @@
+"""Engines: who runs a plan, and on what."""
+
+from __future__ import annotations

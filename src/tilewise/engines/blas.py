@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-PREFIXES = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
+PREFIXES = (("float32", "s"), ("float64", "d"), ("complex64", "c"), ("complex128", "z"))
 """BLAS's letter for each element type."""
 
 
@@ -54,7 +54,7 @@ def scipy_blas() -> Blas:
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     addresses = []
-    for dtype, letter in PREFIXES.items():
+    for dtype, letter in PREFIXES:
         capsule = cython_blas.__pyx_capi__[letter + "gemm"]
         addresses.append((dtype, int(get_pointer(capsule, get_name(capsule)))))
     return Blas(_scipy_name(), tuple(addresses), mkl=False)
@@ -83,7 +83,7 @@ def mkl_blas() -> Blas | None:
     library.MKL_Get_Version_String(version, ctypes.c_int(200))
     addresses = tuple(
         (dtype, ctypes.cast(getattr(library, letter + "gemm_"), ctypes.c_void_p).value or 0)
-        for dtype, letter in PREFIXES.items()
+        for dtype, letter in PREFIXES
     )
     words = version.value.decode().replace("Intel(R) oneAPI Math Kernel Library Version", "").split()
     return Blas(f"MKL {words[0] if words else ''}".strip(), addresses, mkl=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +23,65 @@ from tilewise.errors import InputError
 from tilewise.patterns import Pattern
 from tilewise.plans import Plan, Product, Sum
 from tilewise.plans.inspector import CHUNK_DEPTH, packed_columns, packed_rows
+from tilewise.plans.sides import Modes
 from tilewise.tensors import BlockTensor
+from tilewise.tensors.memory import Memory
 from tilewise.tensors.protocol import Scalar
 from tilewise.tensors.storage import Arena, norms_of_squares
+from tilewise.trace import Trace
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+OWN_KERNEL = f"register tile, {8 * REGISTER_BYTES} bits"
+"""What a trace calls our own kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of one plan."""
+
+    plan: Plan
+    """What is done."""
+    operands: tuple[BlockTensor, ...]
+    """The operands in the result's element type."""
+    target: BlockTensor
+    """Where the result goes."""
+    slots: Ints | None
+    """Place of each result block in the target; None if the target has the result's own pattern."""
+    alpha: complex
+    """Factor of the result."""
+    fresh: bool
+    """Whether the target's blocks hold nothing yet, not even zeros."""
+    squares: Floats
+    """Filled in: sum of squared elements of each cell (of each result block of a reduction)."""
+    tally: Ints
+    """Filled in: tasks, dense products and flops of each worker."""
+
+    @property
+    def parts(self) -> int:
+        """Reals per element."""
+        return 2 if self.plan.dtype.kind == "c" else 1
+
+    @property
+    def factor(self) -> Any:
+        """Alpha in the result's element type."""
+        return self.plan.dtype.type(self.alpha if self.plan.dtype.kind == "c" else self.alpha.real)
+
+    def views(self, work: Product, data: Callable[[Array], Array]) -> tuple[Any, Any, Any]:
+        """The blocks of rows, columns and result."""
+        order = (1, 0) if work.swapped else (0, 1)
+        rows, cols = (
+            blocks_view(
+                self.operands[i],
+                self.plan.operands[i].blocks,
+                side.modes,
+                frozen(data(self.operands[i].arena.data)),
+            )
+            for i, side in zip(order, (work.rows, work.cols), strict=True)
+        )
+        return rows, cols, result_view(self.target, work.result, data(self.target.arena.data))
 
 
 class ThreadsEngine:
@@ -45,6 +100,7 @@ class ThreadsEngine:
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
             raise InputError(f"workers={workers!r} is no number of threads. Expected an integer >= 1. Correct it.")
         self._workers = Workers(int(count))
+        self._memory = Memory()
         self.blas: Blas = scipy_blas()
 
     @property
@@ -62,170 +118,246 @@ class ThreadsEngine:
         beta: Scalar = 0,
     ) -> BlockTensor:
         """Run a plan; see `tilewise.tensors.Engine`."""
-        given = [self._promoted(tensor, plan.dtype) for tensor in operands]
-        fresh = out is None and plan.kernel == "packed"
-        if out is None:
-            target = BlockTensor(plan.result, Arena.allocate(plan.result, plan.dtype, zero=not fresh), self)
-            slots = None
-        else:
-            target = out
-            slots = _slots(plan.result, out.pattern)
-            _scale(out.arena.data, beta)
+        begin = time.perf_counter()
+        job = self._prepare(plan, operands, out, alpha, beta)
+        packing_seconds, buffer_bytes = 0.0, 0
         if isinstance(plan.work, Sum):
-            squares = self._sum(plan.work, plan, given[0], target, slots, alpha)
+            self._gather(job, plan.work)
+            squares = job.squares
         else:
-            squares = self._multiply(plan.work, plan, given, target, slots, alpha, fresh)
-        self._update_norms(target, slots, squares, beta, out is None)
-        return target
-
-    @staticmethod
-    def _promoted(tensor: BlockTensor, dtype: np.dtype[Any]) -> BlockTensor:
-        return tensor if tensor.dtype == dtype else tensor.astype(dtype)
-
-    def _multiply(
-        self, work: Product, plan: Plan, operands: list[BlockTensor], target: BlockTensor, slots: Ints | None,
-        alpha: Scalar, fresh: bool,
-    ) -> npt.NDArray[np.float64]:
-        """Run a product; sums of squares of the plan's result blocks."""
-        cell_squares = np.zeros(len(work.cells.block))
-        if len(cell_squares):
-            {"packed": self._packed, "gemm": self._gemm, "loops": self._loops}[plan.kernel](
-                work, plan, operands, target, slots, complex(alpha), fresh, cell_squares
+            if len(job.squares):
+                packing_seconds, buffer_bytes = self._multiply(job, plan.work)
+            squares = np.bincount(plan.work.cells.block, job.squares, plan.result.nnz_blocks).astype(np.float64)
+        _update_norms(job.target, job.slots, squares, beta)
+        tasks, calls, flops = (int(n) for n in job.tally.sum(axis=0))
+        plan.runs.append(
+            Trace(
+                label=plan.label,
+                seconds=time.perf_counter() - begin,
+                packing_seconds=packing_seconds,
+                flops=flops,
+                tasks=tasks,
+                calls=calls,
+                workers=self.workers,
+                buffer_bytes=buffer_bytes + job.target.nbytes,
+                library=self.blas.name if plan.kernel == "gemm" else OWN_KERNEL,
             )
-        return np.bincount(work.cells.block, cell_squares, plan.result.nnz_blocks)
-
-    def _packed(
-        self, work: Product, plan: Plan, operands: list[BlockTensor], target: BlockTensor, slots: Ints | None,
-        alpha: complex, fresh: bool, squares: npt.NDArray[np.float64],
-    ) -> None:
-        parts = 2 if plan.dtype.kind == "c" else 1
-        rows, cols = _operand_views(work, plan, operands, _reals)
-        row_panels, col_panels = panels_view(work.rows, work.row_strips), panels_view(work.cols, work.col_strips)
-        row_reals = packed_rows(work.row_strips, work.rows.depth, parts)
-        row_at = frozen(np.cumsum(row_reals) - row_reals)
-        packed = np.empty(int(row_reals.sum()), rows.data.dtype)
-        self._workers.run(
-            lambda w, queues, stop: pack_all_rows(
-                w, queues, stop, rows, row_panels, packed, row_at, alpha.real, alpha.imag, parts,
-                make_tables(rows),
-            ),
-            row_reals * 4.0,
         )
-        col_reals = packed_columns(work.col_strips, work.cols.depth, plan.dtype.itemsize, parts, REGISTER_BYTES)
-        before = np.cumsum(col_reals) - col_reals
-        cells = cells_view(work, slots)
-        col_at = frozen(before - before[cells.group_ptr[:-1]][cells.group_of_col])
-        longest = int(np.add.reduceat(col_reals, cells.group_ptr[:-1]).max())
-        result = result_view(target, work.result, _reals(target.arena.data))
+        return job.target
+
+    def _prepare(
+        self,
+        plan: Plan,
+        operands: Sequence[BlockTensor],
+        out: BlockTensor | None,
+        alpha: Scalar,
+        beta: Scalar,
+    ) -> Job:
+        given = tuple(t if t.dtype == plan.dtype else t.astype(plan.dtype) for t in operands)
+        fresh = out is None and plan.kernel in ("packed", "reduction")
+        slots = None
+        if out is None:
+            target = BlockTensor(plan.result, self._allocate(plan, fresh), self)
+        else:
+            target, slots = out, _slots(plan.result, out.pattern)
+            _scale(out.arena.data, beta)
+        count = plan.result.nnz_blocks if isinstance(plan.work, Sum) else len(plan.work.cells.block)
+        # One cache line for each worker's tally.
+        tally = np.zeros((self.workers, 8), np.int64)[:, :3]
+        return Job(plan, given, target, slots, complex(alpha), fresh, np.zeros(count), tally)
+
+    def _allocate(self, plan: Plan, fresh: bool) -> Arena:
+        if not fresh:
+            return Arena.allocate(plan.result, plan.dtype, zero=True)
+        return Arena(self._memory.empty(plan.result.nnz_elements, plan.dtype), _offsets(plan.result))
+
+    def _multiply(self, job: Job, work: Product) -> tuple[float, int]:
+        run = {"packed": self._packed, "gemm": self._gemm, "loops": self._loops}[job.plan.kernel]
+        pieces = work.cells.pieces
+        if pieces == 1:
+            return run(job, work)
+        partial = np.zeros(pieces * job.plan.result.nnz_elements, job.plan.dtype)
+        own = BlockTensor(job.plan.result, Arena(partial, _offsets(job.plan.result)), self)
+        seconds, buffer_bytes = run(replace(job, target=own, slots=None, fresh=False), work)
+        _add_pieces(partial.reshape(pieces, -1), job, work)
+        return seconds, buffer_bytes + partial.nbytes
+
+    def _packed(self, job: Job, work: Product) -> tuple[float, int]:
+        """Pack the rows, then multiply; seconds of packing and bytes of all buffers."""
+        begin = time.perf_counter()
+        rows, cols, result = job.views(work, _reals)
+        row_panels, col_panels = (
+            panels_view(work.rows, work.row_strips),
+            panels_view(work.cols, work.col_strips),
+        )
+        row_reals = packed_rows(work.row_strips, work.rows.depth, job.parts)
+        row_at = frozen(np.cumsum(row_reals) - row_reals)
+        packed = self._memory.empty(int(row_reals.sum()), rows.data.dtype)
+
+        def pack(worker: int, queues: Ints, stop: Ints) -> None:
+            pack_all_rows(
+                worker,
+                queues,
+                stop,
+                rows,
+                row_panels,
+                packed,
+                row_at,
+                job.alpha.real,
+                job.alpha.imag,
+                job.parts,
+                make_tables(rows),
+            )
+
+        self._workers.run(pack, row_reals.astype(np.float64))
+        seconds = time.perf_counter() - begin
+        col_at, longest = _column_places(work, job)
+        cells = cells_view(work, job.target, job.slots)
 
         def multiply(worker: int, queues: Ints, stop: Ints) -> None:
-            buffer = np.empty(longest, rows.data.dtype)
+            buffer = self._memory.empty(longest, rows.data.dtype)
             multiply_cells(
-                worker, queues, stop, cells, row_panels, col_panels, Packed(frozen(packed), row_at, buffer, col_at),
-                cols, make_tables(cols), result, make_tables(result), np.empty(TILE_ELEMENTS, rows.data.dtype),
-                fresh, CHUNK_DEPTH, parts, squares,
+                worker,
+                queues,
+                stop,
+                cells,
+                row_panels,
+                col_panels,
+                Packed(frozen(packed), row_at, buffer, col_at),
+                cols,
+                make_tables(cols),
+                result,
+                make_tables(result),
+                np.empty(TILE_ELEMENTS, rows.data.dtype),
+                job.fresh,
+                CHUNK_DEPTH,
+                job.parts,
+                job.squares,
+                job.tally,
             )
 
         self._workers.run(multiply, work.cells.task_flops)
+        return seconds, packed.nbytes + self.workers * longest * packed.itemsize
 
-    def _gemm(
-        self, work: Product, plan: Plan, operands: list[BlockTensor], target: BlockTensor, slots: Ints | None,
-        alpha: complex, fresh: bool, squares: npt.NDArray[np.float64],
-    ) -> None:
-        rows, cols = _operand_views(work, plan, operands, _reals)
-        row_panels, col_panels = panels_view(work.rows, work.row_strips), panels_view(work.cols, work.col_strips)
-        cells = cells_view(work, slots)
-        result = result_view(target, work.result, _reals(target.arena.data))
-        address, parts = self.blas.gemm(plan.dtype), 2 if plan.dtype.kind == "c" else 1
-        with self.blas.single_threaded():
-            self._workers.run(
-                lambda w, queues, stop: gemm_cells(
-                    w, queues, stop, address, cells, row_panels, rows, col_panels, cols, result, alpha.real,
-                    alpha.imag, parts, squares, make_tables(rows), make_tables(cols), make_tables(result),
-                ),
-                work.cells.task_flops,
+    def _gemm(self, job: Job, work: Product) -> tuple[float, int]:
+        rows, cols, result = job.views(work, _reals)
+        row_panels, col_panels = (
+            panels_view(work.rows, work.row_strips),
+            panels_view(work.cols, work.col_strips),
+        )
+        cells = cells_view(work, job.target, job.slots)
+        address = self.blas.gemm(job.plan.dtype)
+
+        def multiply(worker: int, queues: Ints, stop: Ints) -> None:
+            gemm_cells(
+                worker,
+                queues,
+                stop,
+                address,
+                cells,
+                row_panels,
+                rows,
+                col_panels,
+                cols,
+                result,
+                job.alpha.real,
+                job.alpha.imag,
+                job.parts,
+                job.squares,
+                make_tables(rows),
+                make_tables(cols),
+                make_tables(result),
+                job.tally,
             )
 
-    def _loops(
-        self, work: Product, plan: Plan, operands: list[BlockTensor], target: BlockTensor, slots: Ints | None,
-        alpha: complex, fresh: bool, squares: npt.NDArray[np.float64],
-    ) -> None:
-        rows, cols = _operand_views(work, plan, operands, frozen)
-        cells = cells_view(work, slots)
-        result = result_view(target, work.result, target.arena.data)
-        factor = _factor(alpha, plan.dtype)
-        self._workers.run(
-            lambda w, queues, stop: loop_cells(
-                w, queues, stop, cells, rows, cols, result, factor, squares, make_tables(rows), make_tables(cols),
+        with self.blas.single_threaded():
+            self._workers.run(multiply, work.cells.task_flops)
+        return 0.0, 0
+
+    def _loops(self, job: Job, work: Product) -> tuple[float, int]:
+        rows, cols, result = job.views(work, lambda data: data)
+        cells = cells_view(work, job.target, job.slots)
+
+        def multiply(worker: int, queues: Ints, stop: Ints) -> None:
+            loop_cells(
+                worker,
+                queues,
+                stop,
+                cells,
+                rows,
+                cols,
+                result,
+                job.factor,
+                job.squares,
+                make_tables(rows),
+                make_tables(cols),
                 make_tables(result),
-            ),
-            work.cells.task_flops,
-        )
+                job.parts,
+                job.tally,
+            )
 
-    def _sum(
-        self, work: Sum, plan: Plan, operand: BlockTensor, target: BlockTensor, slots: Ints | None, alpha: Scalar
-    ) -> npt.NDArray[np.float64]:
-        squares = np.zeros(plan.result.nnz_blocks)
-        if not len(squares):
-            return squares
-        modes = plan.operands[0].blocks
-        source = blocks_view(operand, modes, _no_modes(), frozen(operand.arena.data))
-        start = target.arena.offsets if slots is None else target.arena.offsets[slots]
-        load = work.flops * 2 + 50
-        task_ptr = _even_tasks(load)
-        gather = gather_view(work, task_ptr)
-        factor = _factor(complex(alpha), plan.dtype)
-        self._workers.run(
-            lambda w, queues, stop: gather_blocks(
-                w, queues, stop, gather, source, target.arena.data, frozen(start), factor, squares,
+        self._workers.run(multiply, work.cells.task_flops)
+        return 0.0, 0
+
+    def _gather(self, job: Job, work: Sum) -> None:
+        if not len(job.squares):
+            return
+        (operand,), target = job.operands, job.target
+        source = blocks_view(operand, job.plan.operands[0].blocks, Modes((), (), ()), frozen(operand.arena.data))
+        start = frozen(target.arena.offsets if job.slots is None else target.arena.offsets[job.slots])
+        gather = gather_view(work)
+
+        def add(worker: int, queues: Ints, stop: Ints) -> None:
+            gather_blocks(
+                worker,
+                queues,
+                stop,
+                gather,
+                source,
+                target.arena.data,
+                start,
+                job.factor,
+                job.fresh,
+                job.parts == 1,
+                job.squares,
                 make_scratch(gather, operand.ndim),
-            ),
-            np.add.reduceat(load, task_ptr[:-1]),
-        )
-        return squares
+                job.tally,
+            )
 
-    @staticmethod
-    def _update_norms(
-        target: BlockTensor, slots: Ints | None, squares: npt.NDArray[np.float64], beta: Scalar, new: bool
-    ) -> None:
-        norms = norms_of_squares(squares)
-        if not new:
-            every = target.pattern.norms * abs(beta) if beta else np.zeros(target.pattern.nnz_blocks)
-            every[slots] = norms
-            norms = every
-        target.replace_norms(norms)
+        weights = np.add.reduceat(work.elements.astype(np.float64), work.task_ptr[:-1])
+        self._workers.run(add, np.asarray(weights, np.float64))
 
 
-def _operand_views(work: Product, plan: Plan, operands: list[BlockTensor], data: Any) -> tuple[Any, Any]:
-    """The operands that give rows and columns."""
-    order = (1, 0) if work.swapped else (0, 1)
-    rows, cols = (
-        blocks_view(operands[i], plan.operands[i].blocks, side.modes, frozen(data(operands[i].arena.data)))
-        for i, side in zip(order, (work.rows, work.cols), strict=True)
-    )
-    return rows, cols
+def _offsets(pattern: Pattern) -> Ints:
+    return np.cumsum(pattern.block_sizes) - pattern.block_sizes
 
 
-def _no_modes() -> Any:
-    from tilewise.plans.sides import Modes
+def _add_pieces(partial: Array, job: Job, work: Product) -> None:
+    """Sum the pieces in order, add the sum to the target, and note the squares with each block's first cell."""
+    total = partial[0]
+    for piece in partial[1:]:
+        total += piece
+    job.squares[...] = 0
+    first = np.zeros(job.plan.result.nnz_blocks, np.int64)
+    first[work.cells.block[::-1]] = np.arange(len(work.cells.block))[::-1]
+    for block, (begin, size) in enumerate(zip(_offsets(job.plan.result), job.plan.result.block_sizes, strict=True)):
+        at = job.target.arena.offsets[block if job.slots is None else job.slots[block]]
+        part = job.target.arena.data[at : at + size]
+        part[...] = total[begin : begin + size] if job.fresh else part + total[begin : begin + size]
+        job.squares[first[block]] = float(np.vdot(part, part).real)
 
-    return Modes((), (), ())
+
+def _column_places(work: Product, job: Job) -> tuple[Ints, int]:
+    """Where each strip of columns begins in a worker's buffer, and the buffer's length, in reals."""
+    reals = packed_columns(work.col_strips, work.cols.depth, job.plan.dtype.itemsize, job.parts, REGISTER_BYTES)
+    groups, group_of_col = work.cells.group_ptr[:-1], work.cells.group_of_col
+    before = np.cumsum(reals) - reals
+    return frozen(before - before[groups][group_of_col]), int(np.add.reduceat(reals, groups).max())
 
 
 def _reals(data: Array) -> Array:
     """Complex elements as pairs of reals, real ones as they are."""
     return data.view(data.real.dtype)
-
-
-def _factor(alpha: complex, dtype: np.dtype[Any]) -> Any:
-    return dtype.type(alpha if dtype.kind == "c" else alpha.real)
-
-
-def _even_tasks(load: npt.NDArray[np.float64]) -> Ints:
-    """Result blocks gathered into some hundred tasks of alike load."""
-    target = max(float(load.sum()) / 256, 2e4)
-    label = ((np.cumsum(load) - load) // target).astype(np.int64)
-    return np.concatenate([[0], np.flatnonzero(np.diff(label)) + 1, [len(load)]])
 
 
 def _slots(result: Pattern, given: Pattern) -> Ints:
@@ -247,3 +379,14 @@ def _scale(data: Array, beta: Scalar) -> None:
         data[...] = 0
     elif beta != 1:
         data *= data.dtype.type(beta)
+
+
+def _update_norms(target: BlockTensor, slots: Ints | None, squares: Floats, beta: Scalar) -> None:
+    """Blocks that were written have new norms; others of a given target were scaled."""
+    norms = norms_of_squares(squares)
+    if slots is not None:
+        old = target.pattern.norms
+        every = np.where(old == 0, 0.0, old * abs(beta)) if beta else np.zeros(len(old))
+        every[slots] = norms
+        norms = every
+    target.replace_norms(norms)

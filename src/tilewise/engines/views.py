@@ -68,27 +68,59 @@ def panels_view(side: Side, strips: Strips) -> Panels:
     """An operand's panels and strips, and the slivers of its strips should it give the rows."""
     slivers = -(-strips.size // MAX_ROWS)
     narrow, wider = np.divmod(strips.size, slivers)
-    return Panels(*map(frozen, (
-        side.ptr, side.block, side.at, side.depth, strips.panel, strips.begin, strips.size, strips.batch, slivers,
-        narrow, wider,
-    )))
+    return Panels(
+        *map(
+            frozen,
+            (
+                side.ptr,
+                side.block,
+                side.at,
+                side.depth,
+                side.tile_sizes(),
+                strips.panel,
+                strips.begin,
+                strips.size,
+                strips.batch,
+                slivers,
+                narrow,
+                wider,
+            ),
+        )
+    )
 
 
-def cells_view(work: Product, slots: Ints | None) -> Cells:
-    """The work; `slots` gives the place of each result block in the tensor that is written to."""
+def cells_view(work: Product, target: BlockTensor, slots: Ints | None) -> Cells:
+    """The work; `slots` gives the place of each result block in the tensor that is written to.
+
+    Piece p of a cell is written p results further on.
+    """
     cells = work.cells
     block = cells.block if slots is None else slots[cells.block]
-    return Cells(*map(frozen, (
-        block, cells.row, cells.col, cells.begin, cells.end, work.terms, cells.task_ptr, cells.group_of_col,
-        cells.group_ptr,
-    )))
+    start = target.arena.offsets[block] + cells.piece * target.pattern.nnz_elements
+    return Cells(
+        *map(
+            frozen,
+            (
+                block,
+                start,
+                cells.row,
+                cells.col,
+                cells.begin,
+                cells.end,
+                work.terms,
+                cells.task_ptr,
+                cells.group_of_col,
+                cells.group_ptr,
+            ),
+        )
+    )
 
 
-def gather_view(work: Sum, task_ptr: Ints) -> Gather:
+def gather_view(work: Sum) -> Gather:
     """The work of a reduction."""
     kept_ptr, kept = _ragged(work.kept)
     summed_ptr, summed = _ragged(work.summed)
-    return Gather(frozen(task_ptr), frozen(work.ptr), frozen(work.source), kept_ptr, kept, summed_ptr, summed)
+    return Gather(frozen(work.task_ptr), frozen(work.ptr), frozen(work.source), kept_ptr, kept, summed_ptr, summed)
 
 
 def _ragged(groups: tuple[tuple[int, ...], ...]) -> tuple[Ints, Ints]:

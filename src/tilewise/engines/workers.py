@@ -34,7 +34,7 @@ class Workers:
     def run(self, loop: Loop, weights: npt.NDArray[np.float64]) -> None:
         """Run tasks ``0 .. len(weights) - 1``: a contiguous share of the weight to each worker, then stealing."""
         stop = np.zeros(1, np.int64)
-        if self.count == 1 and float(weights.sum()) < SERIAL_FLOPS or len(weights) <= 1 and weights.sum() < SERIAL_FLOPS:
+        if float(weights.sum()) < SERIAL_FLOPS:
             loop(0, share(weights, 1), stop)
             return
         queues = share(weights, self.count)

@@ -176,9 +176,7 @@ class _Blocks:
         return self.extents(self.letters)
 
 
-def _reduce(
-    operand: tuple[str, ...], pattern: BlockList, kept: frozenset[str], spaces: dict[str, Space]
-) -> _Blocks:
+def _reduce(operand: tuple[str, ...], pattern: BlockList, kept: frozenset[str], spaces: dict[str, Space]) -> _Blocks:
     """Blocks on the diagonals of repeated indices, with the indices that nothing else has summed out."""
     index = np.asarray(pattern.index, dtype=np.int64)
     for mode, letter in enumerate(operand):

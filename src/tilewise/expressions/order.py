@@ -109,9 +109,7 @@ def _search(estimator: Estimator) -> list[tuple[int, ...]]:
     return pairs
 
 
-def _steps(
-    expression: Expression, estimator: Estimator, pairs: list[tuple[int, ...]]
-) -> tuple[PairStep, ...]:
+def _steps(expression: Expression, estimator: Estimator, pairs: list[tuple[int, ...]]) -> tuple[PairStep, ...]:
     """Write the two-operand expression of each pair."""
     indices = list(expression.operands)
     estimates = list(estimator.operands)

@@ -22,9 +22,7 @@ def selected_blocks(spaces: tuple[Space, ...], rules: Sequence[Rule], symmetry: 
     """Unique blocks that all rules allow; all unique blocks without rules."""
     groups = [] if symmetry is None else [modes for modes, _ in symmetry.groups]
     for rule in rules:
-        signs = (
-            rule.signs if rule.signs is not None and len(rule.signs) == len(spaces) else (1,) * len(spaces)
-        )
+        signs = rule.signs if rule.signs is not None and len(rule.signs) == len(spaces) else (1,) * len(spaces)
         mixed = [modes for modes in groups if len({signs[mode] for mode in modes}) > 1]
         if mixed:
             raise InputError(
@@ -108,15 +106,10 @@ def decaying_blocks(
 def _tile_places(spaces: tuple[Space, ...]) -> list[_Floats]:
     """Place of each tile on a line as long as the greatest number of tiles."""
     longest = max((space.ntiles for space in spaces), default=0)
-    return [
-        (np.arange(space.ntiles, dtype=np.float64) + 0.5) * (longest / max(space.ntiles, 1))
-        for space in spaces
-    ]
+    return [(np.arange(space.ntiles, dtype=np.float64) + 0.5) * (longest / max(space.ntiles, 1)) for space in spaces]
 
 
-def _distance(
-    columns: list[_Ints], places: list[_Floats], pairs: Sequence[tuple[int, int]] | None
-) -> _Floats:
+def _distance(columns: list[_Ints], places: list[_Floats], pairs: Sequence[tuple[int, int]] | None) -> _Floats:
     """Distance of the tiles chosen so far: summed over pairs of modes, or that of the farthest two."""
     here = [place[column] for place, column in zip(places, columns, strict=False)]
     if pairs is None:
@@ -129,9 +122,7 @@ def _distance(
     return total
 
 
-def _check_decay(
-    length: float, cut: float, norm: float, pairs: Sequence[tuple[int, int]] | None, ndim: int
-) -> None:
+def _check_decay(length: float, cut: float, norm: float, pairs: Sequence[tuple[int, int]] | None, ndim: int) -> None:
     if not (0 < length < np.inf and 0 <= cut < np.inf and 0 <= norm < np.inf):
         raise InputError(
             f"length={length}, cut={cut} and norm={norm} give no decaying pattern. A positive length and "

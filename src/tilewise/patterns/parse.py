@@ -17,9 +17,7 @@ __all__ = ["check_inside", "parse_index", "parse_norms", "parse_spaces"]
 _Ints = npt.NDArray[np.int64]
 
 
-def parse_spaces(
-    spaces: Sequence[Space], symmetry: Symmetry | None
-) -> tuple[tuple[Space, ...], Symmetry | None]:
+def parse_spaces(spaces: Sequence[Space], symmetry: Symmetry | None) -> tuple[tuple[Space, ...], Symmetry | None]:
     """The spaces as a tuple, and the symmetry that fits them; a symmetry without groups is None."""
     remedy = "Pass a tuple with one Space per mode, such as (occ, occ, vir, vir)."
     if isinstance(spaces, Space):
@@ -31,9 +29,7 @@ def parse_spaces(
     if symmetry is None:
         return modes, None
     if not isinstance(symmetry, Symmetry):
-        raise InputError(
-            f"symmetry is {symmetry!r}. A Symmetry or None is expected. Write Symmetry(((0, 1), -1))."
-        )
+        raise InputError(f"symmetry is {symmetry!r}. A Symmetry or None is expected. Write Symmetry(((0, 1), -1)).")
     symmetry.check_spaces(modes)
     return modes, symmetry if symmetry.groups else None
 
@@ -65,9 +61,7 @@ def check_inside(blocks: _Ints, spaces: tuple[Space, ...]) -> None:
         if not column.size or (column.min() >= 0 and column.max() < space.ntiles):
             continue
         row = int(np.flatnonzero((column < 0) | (column >= space.ntiles))[0])
-        numbers = (
-            f"are numbered from 0 to {space.ntiles - 1}" if space.ntiles else "do not exist in this space"
-        )
+        numbers = f"are numbered from 0 to {space.ntiles - 1}" if space.ntiles else "do not exist in this space"
         raise InputError(
             f"Block {tuple(blocks[row].tolist())} names tile {column[row]} in mode {mode} ({space!r}). "
             f"Tiles {numbers}. Correct the index or the space."
@@ -97,9 +91,7 @@ def parse_norms(norms: npt.ArrayLike | None, blocks: int) -> npt.NDArray[np.floa
     if bounds.ndim == 0:
         bounds = np.full(blocks, bounds)
     if bounds.shape != (blocks,):
-        raise InputError(
-            f"The norms have shape {bounds.shape} for {blocks} blocks. ({blocks},) is expected. {remedy}"
-        )
+        raise InputError(f"The norms have shape {bounds.shape} for {blocks} blocks. ({blocks},) is expected. {remedy}")
     bad = np.flatnonzero(~(bounds >= 0))
     if bad.size:
         raise InputError(

@@ -80,9 +80,7 @@ class Pattern:
             )
         self._assign(modes, blocks, bounds[order], symmetry)
 
-    def _assign(
-        self, spaces: tuple[Space, ...], index: _Ints, norms: _Floats, symmetry: Symmetry | None
-    ) -> None:
+    def _assign(self, spaces: tuple[Space, ...], index: _Ints, norms: _Floats, symmetry: Symmetry | None) -> None:
         index.flags.writeable = False
         norms.flags.writeable = False
         self.__dict__.update(spaces=spaces, index=index, norms=norms, symmetry=symmetry)
@@ -237,9 +235,7 @@ class Pattern:
         return cls.trusted(modes, generators.selected_blocks(modes, every, symmetry), None, symmetry)
 
     @classmethod
-    def from_mask(
-        cls, spaces: Sequence[Space], mask: npt.ArrayLike, symmetry: Symmetry | None = None
-    ) -> Pattern:
+    def from_mask(cls, spaces: Sequence[Space], mask: npt.ArrayLike, symmetry: Symmetry | None = None) -> Pattern:
         """The blocks where a boolean array with one entry per block of the full tensor is true."""
         modes, symmetry = parse_spaces(spaces, symmetry)
         return cls.trusted(modes, generators.masked_blocks(modes, mask, symmetry), None, symmetry)

@@ -6,6 +6,7 @@ from tilewise.plans.inspector import inspect_product
 from tilewise.plans.plan import Operand, Plan, Product, Sum
 from tilewise.plans.program import Program, Step
 from tilewise.plans.reduction import inspect_reduction
+from tilewise.plans.steps import plan_steps
 
 __all__ = [
     "Operand",
@@ -16,4 +17,5 @@ __all__ = [
     "Sum",
     "inspect_product",
     "inspect_reduction",
+    "plan_steps",
 ]

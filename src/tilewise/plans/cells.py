@@ -23,6 +23,12 @@ TASKS = 512
 LEAST_TASK_FLOPS = 2e6
 """Work below which a task costs more to hand out than to do."""
 
+FEW_CELLS = 64
+"""With fewer cells than this, and work for more tasks, the terms of a cell are cut into pieces."""
+
+MOST_PIECES = 16
+"""Pieces that a cell is cut into at the most; each needs a result of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Strips:
@@ -60,6 +66,8 @@ class Cells:
 
     block: Ints
     """Result block of each cell."""
+    piece: Ints
+    """Which piece of its terms a cell sums; pieces are added up in order afterwards."""
     row: Ints
     """Row strip."""
     col: Ints
@@ -78,13 +86,25 @@ class Cells:
     """First column strip of each group; one more at the end."""
 
     @property
+    def pieces(self) -> int:
+        """Pieces that each cell's terms are cut into."""
+        return int(self.piece.max(initial=0)) + 1
+
+    @property
     def task_flops(self) -> npt.NDArray[np.float64]:
         """Floating-point operations of each task."""
-        return np.add.reduceat(self.flops, self.task_ptr[:-1]) if len(self.block) else np.zeros(0)
+        shares = np.add.reduceat(self.flops, self.task_ptr[:-1]) if len(self.block) else np.zeros(0)
+        return np.asarray(shares, np.float64)
 
 
 def make_cells(
-    joined: Joined, slot: Ints, rows: Strips, cols: Strips, col_bytes: Ints, group_bytes: int, flop_factor: int
+    joined: Joined,
+    slot: Ints,
+    rows: Strips,
+    cols: Strips,
+    col_bytes: Ints,
+    group_bytes: int,
+    flop_factor: int,
 ) -> Cells:
     """Cut result blocks into cells, order them by column group, and cut the order into tasks.
 
@@ -97,10 +117,30 @@ def make_cells(
     flops *= joined.depth[block]
     order = stable_order(group_of_col[col], len(group_ptr) - 1)
     block, row, col, flops = block[order], row[order], col[order], flops[order]
+    begin, end = joined.ptr[block], joined.ptr[block + 1]
+    pieces = _count_pieces(flops, end - begin)
+    piece = np.zeros(len(block), np.int64)
+    if pieces > 1:
+        piece = np.tile(np.arange(pieces), len(block))
+        block, row, col, flops = (np.repeat(a, pieces) for a in (block, row, col, flops / pieces))
+        begin, end = _cut_terms(begin, end, pieces)
     target = max(float(flops.sum()) / TASKS, LEAST_TASK_FLOPS)
     tasks = cut_tasks(group_of_col[col], flops, target)
-    return Cells(slot[block], row, col, joined.ptr[block], joined.ptr[block + 1], flops, tasks, group_of_col,
-                 group_ptr)
+    return Cells(slot[block], piece, row, col, begin, end, flops, tasks, group_of_col, group_ptr)
+
+
+def _count_pieces(flops: npt.NDArray[np.float64], terms: Ints) -> int:
+    """Pieces that the terms of each cell are cut into: enough to keep workers busy, from the pattern alone."""
+    if not 0 < len(terms) < FEW_CELLS:
+        return 1
+    work = int(float(flops.sum()) / len(terms) / LEAST_TASK_FLOPS)
+    return max(1, min(MOST_PIECES, -(-FEW_CELLS // len(terms)), work, int(terms.min())))
+
+
+def _cut_terms(begin: Ints, end: Ints, pieces: int) -> tuple[Ints, Ints]:
+    """Ranges of terms of each piece of each cell."""
+    cuts = begin[:, None] + (end - begin)[:, None] * np.arange(pieces + 1) // pieces
+    return cuts[:, :-1].ravel(), cuts[:, 1:].ravel()
 
 
 def _cut_blocks(joined: Joined, rows: Strips, cols: Strips) -> tuple[Ints, Ints, Ints]:

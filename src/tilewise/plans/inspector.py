@@ -69,7 +69,10 @@ def inspect_product(
     operands = (Operand(left, expand(left)), Operand(right, expand(right)))
     swapped = _rows_from_right(contraction, left, right)
     order = (1, 0) if swapped else (0, 1)
-    modes = (_modes(contraction.left, contraction, contraction.m), _modes(contraction.right, contraction, contraction.n))
+    modes = (
+        _modes(contraction.left, contraction, contraction.m),
+        _modes(contraction.right, contraction, contraction.n),
+    )
     rows, cols, lengths = make_sides(
         (operands[order[0]].blocks, operands[order[1]].blocks),
         (operands[order[0]].pattern.spaces, operands[order[1]].pattern.spaces),
@@ -84,6 +87,7 @@ def inspect_product(
     row_strips, col_strips, cells = _cut(kernel, joined, slot, rows, cols, kind, parts)
     flops = int(cells.flops.sum())
     everything = _all_flops(rows, cols, by_inner, lengths, 2 * parts * parts) if drop >= 0 else flops
+    pieces = cells.pieces * result.nbytes(kind) if cells.pieces > 1 else 0
     packed, buffers = _buffers(kernel, row_strips, col_strips, rows, cols, cells, kind.itemsize, parts)
     return Plan(
         label=contraction.label(),
@@ -96,8 +100,12 @@ def inspect_product(
             swapped=swapped,
             rows=rows,
             cols=cols,
-            result=_modes(contraction.result, contraction, contraction.n if swapped else contraction.m,
-                          contraction.m if swapped else contraction.n),
+            result=_modes(
+                contraction.result,
+                contraction,
+                contraction.n if swapped else contraction.m,
+                contraction.m if swapped else contraction.n,
+            ),
             row_strips=row_strips,
             col_strips=col_strips,
             cells=cells,
@@ -109,7 +117,7 @@ def inspect_product(
         screened_flops=everything - flops,
         tolerance=tolerance,
         dropped_bound=dropped_bound,
-        packed_bytes=packed,
+        packed_bytes=packed + pieces,
         worker_bytes=buffers,
         workers=workers,
     )
@@ -169,8 +177,15 @@ def _choose_kernel(
 
 
 def _join(
-    by_row: Entries, by_inner: Entries, lengths: Ints, panels: int, drop: float, kernel: Kernel, parts: int,
-    rows: Side, cols: Side,
+    by_row: Entries,
+    by_inner: Entries,
+    lengths: Ints,
+    panels: int,
+    drop: float,
+    kernel: Kernel,
+    parts: int,
+    rows: Side,
+    cols: Side,
 ) -> tuple[Joined, int]:
     piece = CHUNK_DEPTH // parts if kernel == "packed" else INT32_LIMIT
     products, bound = count_products(by_row, by_inner, lengths, piece)
@@ -194,7 +209,10 @@ def _result(
 ) -> tuple[Pattern, Ints]:
     """The result's pattern, and the place in it of each joined block."""
     batch = len(contraction.batch)
-    row_tiles, col_tiles = rows.panels.tiles(np.arange(rows.panels.size)), cols.panels.tiles(np.arange(cols.panels.size))
+    row_tiles, col_tiles = (
+        rows.panels.tiles(np.arange(rows.panels.size)),
+        cols.panels.tiles(np.arange(cols.panels.size)),
+    )
     spaces = dict(zip(contraction.left, operands[0].pattern.spaces, strict=True))
     spaces |= dict(zip(contraction.right, operands[1].pattern.spaces, strict=True))
     row_free, col_free = (contraction.n, contraction.m) if swapped else (contraction.m, contraction.n)
@@ -218,7 +236,13 @@ def _result(
 
 
 def _cut(
-    kernel: Kernel, joined: Joined, slot: Ints, rows: Side, cols: Side, dtype: np.dtype[np.generic], parts: int
+    kernel: Kernel,
+    joined: Joined,
+    slot: Ints,
+    rows: Side,
+    cols: Side,
+    dtype: np.dtype[np.generic],
+    parts: int,
 ) -> tuple[Strips, Strips, Cells]:
     row_limit, col_limit = {
         "packed": (ROW_STRIP, COL_STRIP),
@@ -244,7 +268,13 @@ def packed_rows(strips: Strips, depth: Ints, parts: int) -> Ints:
 
 
 def _buffers(
-    kernel: Kernel, row_strips: Strips, col_strips: Strips, rows: Side, cols: Side, cells: Cells, itemsize: int,
+    kernel: Kernel,
+    row_strips: Strips,
+    col_strips: Strips,
+    rows: Side,
+    cols: Side,
+    cells: Cells,
+    itemsize: int,
     parts: int,
 ) -> tuple[int, int]:
     """Bytes packed for the whole run, and bytes of each worker's buffer."""

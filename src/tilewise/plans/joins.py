@@ -12,6 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+# What the join knows of each column panel while it walks one row: a cache line each.
+COUNT, FIRST, NEXT, ROW_END, COL_END, SIZE, DEPTH = range(7)
+FIELDS = 8
+
 
 class Entries(NamedTuple):
     """The blocks of one operand, ordered for the join."""
@@ -47,7 +51,7 @@ class Joined(NamedTuple):
     """Block products kept."""
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def product_norm(a: float, b: float) -> float:
     """Bound on the norm of a product; zero where one factor is zero, also if the other is unknown."""
     if a == 0.0 or b == 0.0:
@@ -55,7 +59,7 @@ def product_norm(a: float, b: float) -> float:
     return a * b
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def count_products(rows: Any, cols: Any, length: Any, piece: int) -> tuple[int, int]:
     """Block products, and an upper bound on the terms they become."""
     products, terms = 0, 0
@@ -67,9 +71,18 @@ def count_products(rows: Any, cols: Any, length: Any, piece: int) -> tuple[int, 
     return products, terms
 
 
-@njit(nogil=True, cache=True)
-def join(rows: Any, cols: Any, length: Any, panels: int, drop: float, piece: int, parts: int, merge: bool,
-         bound: int) -> Any:
+@njit(nogil=True, cache=True, error_model="numpy")
+def join(
+    rows: Any,
+    cols: Any,
+    length: Any,
+    panels: int,
+    drop: float,
+    piece: int,
+    parts: int,
+    merge: bool,
+    bound: int,
+) -> Any:
     """Find the result blocks and their terms.
 
     Parameters
@@ -95,112 +108,120 @@ def join(rows: Any, cols: Any, length: Any, panels: int, drop: float, piece: int
     row_of, col_of = np.empty(bound, np.int32), np.empty(bound, np.int32)
     ptr, depth, norms = np.empty(bound + 1, np.int64), np.empty(bound, np.int64), np.empty(bound, np.float64)
     terms = np.empty((bound, 3), np.int32)
-    count = np.zeros(panels, np.int64)
-    row_end, col_end, size = np.empty(panels, np.int64), np.empty(panels, np.int64), np.empty(panels, np.int64)
-    place = np.empty(panels, np.int64)
+    state = np.zeros((panels, FIELDS), np.int64)
+    norm = np.empty(panels, np.float64)
     touched = np.empty(panels, np.int64)
     blocks, written, products = 0, 0, 0
     ptr[0] = 0
     for row in range(len(rows.ptr) - 1):
-        found = 0
-        for i in range(rows.ptr[row], rows.ptr[row + 1]):
-            k = rows.other[i]
-            for j in range(cols.ptr[k], cols.ptr[k + 1]):
-                if product_norm(rows.norms[i], cols.norms[j]) <= drop:
-                    continue
-                col = cols.other[j]
-                if count[col] == 0:
-                    touched[found] = col
-                    found += 1
-                    row_end[col] = -1
-                count[col] += _new_terms(rows.at[i], cols.at[j], length[k], col, row_end, col_end, size, piece,
-                                         merge)
+        found = _count_row(rows, cols, length, row, drop, piece, state, touched)
         if found == 0:
             continue
-        _ascending(touched, found, count, panels)
+        _ascending(touched, found, state, panels)
+        place = written
         for t in range(found):
             col = touched[t]
-            row_of[blocks + t], col_of[blocks + t] = row, col
-            depth[blocks + t], norms[blocks + t] = 0, 0.0
-            place[col] = blocks + t
-            ptr[blocks + t + 1] = ptr[blocks + t] + count[col]
-            count[col] = ptr[blocks + t]
-            row_end[col] = -1
+            count = state[col, COUNT]
+            state[col, FIRST] = state[col, NEXT] = place
+            state[col, ROW_END], state[col, DEPTH], norm[col] = -1, 0, 0.0
+            place += count
         for i in range(rows.ptr[row], rows.ptr[row + 1]):
             k = rows.other[i]
             for j in range(cols.ptr[k], cols.ptr[k + 1]):
-                norm = product_norm(rows.norms[i], cols.norms[j])
-                if norm <= drop:
+                size = product_norm(rows.norms[i], cols.norms[j])
+                if size <= drop:
                     continue
                 col = cols.other[j]
                 products += 1
-                depth[place[col]] += length[k]
-                norms[place[col]] += norm
+                state[col, DEPTH] += length[k]
+                norm[col] += size
                 if merge:
-                    _write_merged(terms, count, rows.at[i], cols.at[j], length[k], col, row_end, col_end, size,
-                                  piece, parts)
+                    _write_merged(terms, state, col, rows.at[i], cols.at[j], length[k], piece, parts)
                 else:
-                    at = count[col]
+                    at = state[col, NEXT]
                     terms[at, 0], terms[at, 1], terms[at, 2] = rows.number[i], cols.number[j], length[k]
-                    count[col] += 1
+                    state[col, NEXT] = at + 1
+        # Merging left gaps: close them.
         for t in range(found):
-            count[touched[t]] = 0
-        blocks += found
-        written = ptr[blocks]
-    return Joined(row_of[:blocks], col_of[:blocks], ptr[: blocks + 1], depth[:blocks], norms[:blocks],
-                  terms[:written], products)
+            col = touched[t]
+            row_of[blocks], col_of[blocks] = row, col
+            depth[blocks], norms[blocks] = state[col, DEPTH], norm[col]
+            for at in range(state[col, FIRST], state[col, NEXT]):
+                terms[written, 0], terms[written, 1], terms[written, 2] = (
+                    terms[at, 0],
+                    terms[at, 1],
+                    terms[at, 2],
+                )
+                written += 1
+            blocks += 1
+            ptr[blocks] = written
+            state[col, COUNT] = 0
+    return Joined(
+        row_of[:blocks],
+        col_of[:blocks],
+        ptr[: blocks + 1],
+        depth[:blocks],
+        norms[:blocks],
+        terms[:written],
+        products,
+    )
 
 
-@njit(nogil=True, cache=True)
-def _new_terms(row_at: int, col_at: int, length: int, col: int, row_end: Any, col_end: Any, size: Any,
-               piece: int, merge: bool) -> int:
-    """How many terms this product adds to its result block; the counterpart of `_write_merged`."""
-    if not merge:
-        return 1
-    grows = row_end[col] == row_at and col_end[col] == col_at and size[col] + length <= piece
-    row_end[col], col_end[col] = row_at + length, col_at + length
+@njit(nogil=True, cache=True, error_model="numpy")
+def _count_row(rows: Any, cols: Any, length: Any, row: int, drop: float, piece: int, state: Any, touched: Any) -> int:
+    """Note the columns that a row meets, with an upper bound on the terms of each; returns their number."""
+    found = 0
+    for i in range(rows.ptr[row], rows.ptr[row + 1]):
+        k = rows.other[i]
+        pieces = 1 if length[k] <= piece else (length[k] + piece - 1) // piece
+        for j in range(cols.ptr[k], cols.ptr[k + 1]):
+            if drop >= 0 and product_norm(rows.norms[i], cols.norms[j]) <= drop:
+                continue
+            col = cols.other[j]
+            if state[col, COUNT] == 0:
+                touched[found] = col
+                found += 1
+            state[col, COUNT] += pieces
+    return found
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _write_merged(
+    terms: Any, state: Any, col: int, row_at: int, col_at: int, length: int, piece: int, parts: int
+) -> None:
+    """Lengthen the last term of a result block if this product continues it, else begin another."""
+    at = state[col, NEXT]
+    grows = state[col, ROW_END] == row_at and state[col, COL_END] == col_at and state[col, SIZE] + length <= piece
+    state[col, ROW_END], state[col, COL_END] = row_at + length, col_at + length
     if grows:
-        size[col] += length
-        return 0
-    added = (length + piece - 1) // piece
-    size[col] = length - (added - 1) * piece
-    return added
-
-
-@njit(nogil=True, cache=True)
-def _write_merged(terms: Any, count: Any, row_at: int, col_at: int, length: int, col: int, row_end: Any,
-                  col_end: Any, size: Any, piece: int, parts: int) -> None:
-    grows = row_end[col] == row_at and col_end[col] == col_at and size[col] + length <= piece
-    row_end[col], col_end[col] = row_at + length, col_at + length
-    if grows:
-        size[col] += length
-        terms[count[col] - 1, 2] += length * parts
+        state[col, SIZE] += length
+        terms[at - 1, 2] += length * parts
         return
     done = 0
     while done < length:
         part = min(piece, length - done)
-        at = count[col]
         terms[at, 0], terms[at, 1] = (row_at + done) * parts, (col_at + done) * parts
         terms[at, 2] = part * parts
-        count[col] += 1
-        size[col] = part
+        at += 1
+        state[col, SIZE] = part
         done += part
+    state[col, NEXT] = at
 
 
-@njit(nogil=True, cache=True)
-def _ascending(touched: Any, found: int, count: Any, panels: int) -> None:
+@njit(nogil=True, cache=True, error_model="numpy")
+def _ascending(touched: Any, found: int, state: Any, panels: int) -> None:
     """Sort the touched columns; where most are touched a scan is cheaper than a sort."""
     if found * 8 > panels:
         at = 0
         for col in range(panels):
-            if count[col] > 0:
+            if state[col, COUNT] > 0:
                 touched[at] = col
                 at += 1
     else:
         touched[:found] = np.sort(touched[:found])
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def dropped_error(rows: Any, cols: Any, panels: int, drop: float) -> float:
     """Bound on the Frobenius error if all products with a norm bound not above `drop` are left out.
 
@@ -225,7 +246,7 @@ def dropped_error(rows: Any, cols: Any, panels: int, drop: float) -> float:
     return np.sqrt(total) * (1.0 + 1e-12)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def stable_order(key: Any, keys: int) -> Any:
     """The stable permutation that sorts small integers, by counting."""
     start = np.zeros(keys + 1, np.int64)
@@ -240,7 +261,7 @@ def stable_order(key: Any, keys: int) -> Any:
     return order
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def cut_tasks(group: Any, flops: Any, target: float) -> Any:
     """First cell of each task: a task keeps to one group and ends once it holds `target` flops."""
     start = np.empty(len(group) + 1, np.int64)

@@ -2,83 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from tilewise.expressions import Contraction, Reduction
-from tilewise.patterns import Expansion, Pattern
-from tilewise.plans.cells import Cells, Strips
-from tilewise.plans.sides import Modes, Side
+from tilewise.machine import Machine
+from tilewise.patterns import Pattern
+from tilewise.plans import projection
+from tilewise.plans.explain import plan_report, to_html, to_text
+from tilewise.plans.work import Operand, Product, Sum
 from tilewise.trace import Trace
 
-Ints = npt.NDArray[np.int64]
+__all__ = ["Kernel", "Operand", "Plan", "Product", "Sum"]
 
 Kernel = Literal["packed", "gemm", "loops", "reduction"]
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """One operand of a plan: its pattern and all of its blocks."""
-
-    pattern: Pattern
-    """The pattern the plan was made for."""
-    blocks: Expansion
-    """Every block with the stored block it comes from."""
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """The work of a product of two operands."""
-
-    contraction: Contraction
-    """The index groups."""
-    swapped: bool
-    """Whether the rows of the product come from the right operand."""
-    rows: Side
-    """The operand that gives the rows, ordered by panel."""
-    cols: Side
-    """The operand that gives the columns, ordered by panel."""
-    result: Modes
-    """The result's modes: rows (free), columns (inner), batch."""
-    row_strips: Strips
-    """Ranges of the row panels."""
-    col_strips: Strips
-    """Ranges of the column panels."""
-    cells: Cells
-    """What is computed, in order."""
-    terms: npt.NDArray[np.int32]
-    """Packed: start in the row panel, start in the column panel, length, in reals.
-    Otherwise: row block, column block, length in elements of k."""
-    products: int
-    """Block products that are done."""
-    screened_products: int
-    """Block products that were dropped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """The work of a reduction of one operand: each result block gathers from some operand blocks."""
-
-    reduction: Reduction
-    """The indices."""
-    kept: tuple[tuple[int, ...], ...]
-    """For each mode of the result, the operand's modes behind it (several for a diagonal)."""
-    summed: tuple[tuple[int, ...], ...]
-    """For each summed index, the operand's modes behind it."""
-    ptr: Ints
-    """First source of each result block; one more at the end."""
-    source: Ints
-    """Operand blocks, ordered by result block."""
-    flops: npt.NDArray[np.float64]
-    """Additions of each result block."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Plan:
     """One step: operands, result and work, as frozen arrays.
+
+    Plans are equal if they are for the same step on equal patterns with the same tolerance and workers: what
+    they do then follows.
 
     Examples
     --------
@@ -110,13 +56,15 @@ class Plan:
     dropped_bound: float
     """Bound on the Frobenius norm of everything dropped."""
     packed_bytes: int
-    """Bytes of operands held in packed form for the whole run."""
+    """Bytes of operands held in packed form, and of partial results, for the whole run."""
     worker_bytes: int
     """Bytes of buffers of each worker."""
     workers: int
     """Workers the projection is made for."""
-    runs: list[Trace] = field(default_factory=list, compare=False, repr=False)
+    runs: list[Trace] = field(default_factory=list)
     """What was measured when the plan was run, the latest last; the one part of a plan that grows."""
+    machine: Machine | None = None
+    """Where the projection is made for; None for this computer, looked up when a figure is asked for."""
 
     @property
     def result_bytes(self) -> int:
@@ -133,7 +81,7 @@ class Plan:
         """Pieces of work that are handed to workers."""
         if isinstance(self.work, Product):
             return len(self.work.cells.task_ptr) - 1
-        return len(self.work.ptr) - 1
+        return len(self.work.task_ptr) - 1
 
     @property
     def products(self) -> int:
@@ -142,5 +90,64 @@ class Plan:
 
     @property
     def calls(self) -> int:
-        """Dense products after neighbouring k blocks were merged."""
-        return len(self.work.terms) if isinstance(self.work, Product) else len(self.work.source)
+        """Dense products after neighbouring k blocks were merged and large result blocks cut into cells."""
+        if not isinstance(self.work, Product):
+            return len(self.work.source)
+        counts = self.work.cells.end - self.work.cells.begin
+        # The register tile is called for each batch element; the others loop over batches inside.
+        batch = self.work.row_strips.batch[self.work.cells.row] if self.kernel == "packed" else 1
+        return int((counts * batch).sum())
+
+    @property
+    def seconds(self) -> float:
+        """Projected time of a run, from the machine's rates."""
+        return projection.project_seconds(self, self._machine())
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that a run moves between memory and the caches near the workers.
+
+        Operands read, packed panels written and read (once for each group of columns), result written; see
+        `tilewise.plans.projection.project_moved`.
+        """
+        return projection.project_moved(self, self._machine())
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """Bytes that any order of the same products moves at the least; see `tilewise.costs.bounds`."""
+        return projection.project_bound(self, self._machine())
+
+    @property
+    def imbalance(self) -> float:
+        """The largest worker's share of the work over the mean, before workers take over tasks of others."""
+        return projection.project_imbalance(self)
+
+    def on(self, machine: Machine) -> Plan:
+        """The plan with its projection made for another machine."""
+        return replace(self, machine=machine)
+
+    def _machine(self) -> Machine:
+        return Machine.measured() if self.machine is None else self.machine
+
+    def explain(self) -> str:
+        """What the plan does and costs, as a table in plain text; after a run with the measured figures beside it."""
+        return to_text(plan_report(self, self._machine()))
+
+    def _repr_html_(self) -> str:
+        return to_html(plan_report(self, self._machine()))
+
+    def _key(self) -> tuple[Any, ...]:
+        """What a plan follows from."""
+        return self.label, self.dtype, self.tolerance, self.workers, tuple(o.pattern for o in self.operands)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, Plan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.label!r}, {self.dtype.name}, {self.flops:.3g} flops, {self.products} block products, "
+            f"{self.kernel})"
+        )

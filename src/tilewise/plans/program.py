@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tilewise.costs import compulsory_bytes, fused_bound_bytes
+from tilewise.machine import Machine
 from tilewise.patterns import Pattern
+from tilewise.plans.explain import program_report, to_html, to_text
 from tilewise.plans.plan import Plan
+from tilewise.plans.projection import needed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +28,19 @@ class Step:
     """Intermediates that are not read again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Program:
-    """An einsum of several steps; it has the figures of a `Plan`, added up."""
+    """An einsum of several steps; it has the figures of a `Plan`, added up.
+
+    Examples
+    --------
+    >>> import tilewise as tw
+    >>> i = tw.Space([2, 3])
+    >>> p = tw.Pattern.dense((i, i))
+    >>> program = tw.plan("ij,jk,kl->il", p, p, p)
+    >>> [step.plan.label for step in program.steps], program.flops
+    (['jk,kl->jl', 'ij,jl->il'], 500)
+    """
 
     label: str
     """The whole expression."""
@@ -95,3 +109,45 @@ class Program:
             for number in step.frees:
                 alive.pop(number, None)
         return peak
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that all steps move between memory and the caches near the workers."""
+        return sum(step.plan.moved_bytes for step in self.steps)
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """Bytes that the steps move at the least, however they are interleaved (Fusion Lemma, see `costs.bounds`)."""
+        given = {id(pattern): 0 for pattern in self.operands}
+        for step in self.steps:
+            for operand, needed in needed_bytes(step.plan).items():
+                if operand in given:
+                    given[operand] = max(given[operand], needed)
+        made = {step.result: step.plan.result_bytes for step in self.steps}
+        passed = [made[number] for step in self.steps for number in set(step.inputs) if number in made]
+        compulsory = compulsory_bytes(list(given.values()), self.steps[-1].plan.result_bytes)
+        return fused_bound_bytes(compulsory, [step.plan.lower_bound_bytes for step in self.steps], passed)
+
+    @property
+    def imbalance(self) -> float:
+        """The largest worker's share of the work over the mean: that of the steps, weighted by their time."""
+        seconds = self.seconds
+        return sum(step.plan.imbalance * step.plan.seconds for step in self.steps) / seconds if seconds else 1.0
+
+    def on(self, machine: Machine) -> Program:
+        """The program with its projection made for another machine."""
+        return replace(self, steps=tuple(replace(step, plan=step.plan.on(machine)) for step in self.steps))
+
+    def explain(self) -> str:
+        """What the steps do and cost, as tables in plain text; after a run with the measured times beside them."""
+        return to_text(program_report(self._resolved()))
+
+    def _repr_html_(self) -> str:
+        return to_html(program_report(self._resolved()))
+
+    def _resolved(self) -> Program:
+        """The program with its machine looked up once for all steps."""
+        return self if self.steps[0].plan.machine is not None else self.on(Machine.measured())
+
+    def __repr__(self) -> str:
+        return f"Program({self.label!r}, {self.dtype.name}, {len(self.steps)} steps, {self.flops:.3g} flops)"

@@ -15,10 +15,17 @@ from tilewise.spaces import Space
 
 Ints = npt.NDArray[np.int64]
 
+TASKS = 256
+"""About how many tasks a reduction is cut into."""
 
-def inspect_reduction(
-    reduction: Reduction, pattern: Pattern, dtype: npt.DTypeLike, *, workers: int = 1
-) -> Plan:
+LEAST_TASK_ELEMENTS = 10_000
+"""Elements below which a task costs more to hand out than to do."""
+
+BLOCK_LOAD = 25
+"""Elements that could be moved in the time it takes to find out where a block lies."""
+
+
+def inspect_reduction(reduction: Reduction, pattern: Pattern, dtype: npt.DTypeLike, *, workers: int = 1) -> Plan:
     """Plan one step on one operand; the result lists all blocks, without symmetry."""
     blocks = expand(pattern)
     kept = tuple(_modes_of(reduction, name) for name in reduction.result)
@@ -32,16 +39,16 @@ def inspect_reduction(
     norms = _norms(blocks, source, first, pattern, reduction)
     result = Pattern.trusted(spaces, blocks_of_keys(keys[first], [s.ntiles for s in spaces]), norms)
     ptr = np.append(first, len(source))
-    elements = _elements(blocks.index[source], pattern.spaces, kept + summed).astype(np.float64)
-    flops = np.add.reduceat(elements, first) if len(first) else np.zeros(0)
+    each = _elements(blocks.index[source], pattern.spaces, kept + summed)
+    elements = np.add.reduceat(each, first) if len(first) else np.zeros(0, np.int64)
     return Plan(
         label=reduction.label(),
         operands=(Operand(pattern, blocks),),
         result=result,
         dtype=np.dtype(dtype),
         kernel="reduction",
-        work=Sum(reduction, kept, summed, ptr, source, flops),
-        flops=int(flops.sum()) if summed else 0,
+        work=Sum(reduction, kept, summed, ptr, source, _even_tasks(elements), elements),
+        flops=int(elements.sum()) if summed else 0,
         screened_flops=0,
         tolerance=None,
         dropped_bound=0.0,
@@ -49,6 +56,15 @@ def inspect_reduction(
         worker_bytes=0,
         workers=workers,
     )
+
+
+def _even_tasks(elements: Ints) -> Ints:
+    """Result blocks gathered into some hundred tasks of alike load."""
+    if not len(elements):
+        return np.zeros(1, np.int64)
+    load = elements + BLOCK_LOAD
+    label = (np.cumsum(load) - load) // max(int(load.sum()) // TASKS, LEAST_TASK_ELEMENTS)
+    return np.concatenate([[0], np.flatnonzero(np.diff(label)) + 1, [len(load)]])
 
 
 def _modes_of(reduction: Reduction, name: str) -> tuple[int, ...]:

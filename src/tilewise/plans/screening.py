@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from tilewise.errors import InputError
 from tilewise.plans.joins import Entries, dropped_error
 
 STEPS = 24
@@ -31,11 +30,6 @@ def choose_drop(rows: Entries, cols: Entries, panels: int, tolerance: float | No
     """
     if tolerance is None:
         return -1.0, 0.0
-    if not tolerance >= 0:
-        raise InputError(
-            f"tol={tolerance} is not a tolerance. Expected a number >= 0, the largest Frobenius error of the "
-            "result, or None for no screening."
-        )
     known = rows.norms[np.isfinite(rows.norms)]
     other = cols.norms[np.isfinite(cols.norms)]
     if not len(known) or not len(other):

@@ -80,6 +80,8 @@ class Side:
 
     modes: Modes
     """The operand's modes by group."""
+    spaces: tuple[Space, ...]
+    """Spaces of the batch and free modes."""
     panels: Numbering
     """Numbering of the panels: composite tiles of batch and free modes."""
     ptr: Ints
@@ -98,6 +100,14 @@ class Side:
     """Batch elements of each panel."""
     norms: Floats
     """Norm of each entry."""
+
+    def tile_sizes(self) -> Ints:
+        """Sizes of the batch and free tiles of each panel, one row per panel."""
+        tiles = self.panels.tiles(np.arange(self.panels.size))
+        sizes = np.empty_like(tiles)
+        for mode, space in enumerate(self.spaces):
+            np.take(space.sizes, tiles[:, mode], out=sizes[:, mode])
+        return sizes
 
     def by_panel(self) -> Entries:
         """The entries as the row operand of a join."""
@@ -134,9 +144,7 @@ def make_sides(
     numbers = [tiles.numbers(k) for k in keys]
     present = [np.bincount(n, minlength=tiles.size) > 0 for n in numbers]
     meets = present[0] & present[1]
-    left, right = (
-        _make_side(expansions[i], spaces[i], modes[i], numbers[i], lengths, meets) for i in range(2)
-    )
+    left, right = (_make_side(expansions[i], spaces[i], modes[i], numbers[i], lengths, meets) for i in range(2))
     return left, right, lengths
 
 
@@ -166,6 +174,7 @@ def _make_side(
     batches = len(modes.batch)
     return Side(
         modes=modes,
+        spaces=tuple(panel_spaces),
         panels=panels,
         ptr=ptr,
         block=block,

@@ -38,12 +38,8 @@ def cluster_centres(
     return sizes, np.repeat(first[centres], taken) + within
 
 
-def _parse_centres(
-    points: npt.ArrayLike, ntiles: int, functions: npt.ArrayLike | None
-) -> tuple[_Floats, int, _Ints]:
-    remedy = (
-        "Pass a row of coordinates and a positive count for each centre, and at most one tile per centre."
-    )
+def _parse_centres(points: npt.ArrayLike, ntiles: int, functions: npt.ArrayLike | None) -> tuple[_Floats, int, _Ints]:
+    remedy = "Pass a row of coordinates and a positive count for each centre, and at most one tile per centre."
     try:
         places = np.array(points, dtype=np.float64)
     except (ValueError, TypeError) as error:

@@ -45,16 +45,12 @@ class Rule:
         target = parse_integer(self.target, f"The target of the {self.label} rule", remedy)
         object.__setattr__(self, "target", target)
         if self.label == "irrep" and target < 0:
-            raise InputError(
-                f"The target of the irrep rule is {target}. Irreps are numbered from 0. {remedy}"
-            )
+            raise InputError(f"The target of the irrep rule is {target}. Irreps are numbered from 0. {remedy}")
         if self.signs is None:
             return
         signs = parse_integers(self.signs, f"The signs of the {self.label} rule", remedy)
         if signs.ndim != 1 or not np.isin(signs, (-1, 0, 1)).all():
-            raise InputError(
-                f"The {self.label} rule has the signs {self.signs}. Each is +1, -1 or 0. {remedy}"
-            )
+            raise InputError(f"The {self.label} rule has the signs {self.signs}. Each is +1, -1 or 0. {remedy}")
         object.__setattr__(self, "signs", tuple((abs(signs) if self.label == "irrep" else signs).tolist()))
 
     def contributions(self, spaces: Sequence[Space]) -> list[_Ints]:
@@ -145,9 +141,7 @@ def _layers(spaces: Sequence[Space], rules: Sequence[Rule]) -> list[tuple[_Bools
     return layers[::-1] if reachable.size and reachable.all() else None
 
 
-def _partial_sums(
-    labels: Sequence[_Ints], rules: Sequence[Rule]
-) -> tuple[list[tuple[_Bools, _Ints, _Ints]], _Bools]:
+def _partial_sums(labels: Sequence[_Ints], rules: Sequence[Rule]) -> tuple[list[tuple[_Bools, _Ints, _Ints]], _Bools]:
     """Per mode, for each partial sum and different label: is the target near, and which sum comes next.
 
     Near means within the range of what the following modes can add. The third array of each step is

@@ -244,9 +244,7 @@ def _parse_sizes(sizes: npt.ArrayLike, name: str | None) -> npt.NDArray[np.int64
     remedy = "Pass one positive integer per tile, such as Space([4, 6, 5])."
     tiles = parse_integers(sizes, f"The tile sizes of {_called(name)}", remedy)
     if tiles.ndim != 1:
-        raise InputError(
-            f"The tile sizes of {_called(name)} have {tiles.ndim} dimensions. One is expected. {remedy}"
-        )
+        raise InputError(f"The tile sizes of {_called(name)} have {tiles.ndim} dimensions. One is expected. {remedy}")
     small = np.flatnonzero(tiles < 1)
     if small.size:
         raise InputError(

@@ -71,8 +71,6 @@ def _with_norms(
 
 def scaled_tensor(tensor: BlockTensor, factor: Scalar) -> BlockTensor:
     """A multiple of a tensor."""
-    if not np.isscalar(factor) or isinstance(factor, (str, bytes)):
-        return NotImplemented
     if not np.isfinite(factor):
         raise InputError(f"A tensor times {factor} is not a tensor. Expected a finite factor. Check the factor.")
     data = tensor.arena.data * np.asarray(factor).astype(np.result_type(tensor.dtype, type(factor)))
@@ -88,7 +86,9 @@ def _scaled_dtype(dtype: np.dtype[Any], factor: Scalar) -> np.dtype[Any]:
     return np.dtype(np.complex64 if dtype == np.float32 else np.complex128)
 
 
-def mapped(tensor: BlockTensor, function: Callable[[Array, tuple[int, ...]], Array]) -> BlockTensor:
+def mapped(
+    tensor: BlockTensor, function: Callable[[Array, tuple[int, ...]], Array], growth: float | None
+) -> BlockTensor:
     """Apply a function to each stored block; see `BlockTensor.map`."""
     arrays = []
     for index, block in tensor.blocks():
@@ -107,7 +107,8 @@ def mapped(tensor: BlockTensor, function: Callable[[Array, tuple[int, ...]], Arr
         arrays.append(value.ravel())
     dtype = parse_dtype(np.result_type(*[a.dtype for a in arrays])) if arrays else tensor.dtype
     data = np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
-    return _with_norms(tensor, data, tensor.arena.offsets, tensor.pattern, tensor.error_bound)
+    bound = tensor.error_bound * (np.inf if growth is None else growth) if tensor.error_bound else 0.0
+    return _with_norms(tensor, data, tensor.arena.offsets, tensor.pattern, bound)
 
 
 def parse_axes(axes: Sequence[Any], ndim: int) -> tuple[int, ...]:

@@ -80,7 +80,9 @@ def split_dense(
             "space, as long as the space. Check the order of the spaces."
         )
     if not threshold >= 0:
-        raise InputError(f"threshold={threshold} is not a norm. Expected a number >= 0. Use 0 to keep what is non-zero.")
+        raise InputError(
+            f"threshold={threshold} is not a norm. Expected a number >= 0. Use 0 to keep what is non-zero."
+        )
     if not np.isfinite(dense).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(dense))[0])
         raise InputError(
@@ -105,13 +107,16 @@ def _check_symmetric(dense: Array, symmetry: Symmetry) -> None:
         off = float(np.abs(dense - sign * np.transpose(dense, axes)).max(initial=0.0))
         if off > 1e-10 * scale:
             raise InputError(
-                f"The array is not symmetric under the modes {tuple(axes.tolist())} with sign {sign:+.0f}: elements differ "
-                f"by up to {off:.3g}. Expected {symmetry!r}. Symmetrise the array, or leave out the symmetry."
+                f"The array is not symmetric under the modes {tuple(axes.tolist())} with sign {sign:+.0f}: elements "
+                f"differ by up to {off:.3g}. Expected {symmetry!r}. Symmetrise the array, or leave out the symmetry."
             )
 
 
 def join_blocks(
-    blocks: Mapping[tuple[int, ...], npt.ArrayLike], spaces: Sequence[Space], symmetry: Symmetry | None, engine: Engine
+    blocks: Mapping[tuple[int, ...], npt.ArrayLike],
+    spaces: Sequence[Space],
+    symmetry: Symmetry | None,
+    engine: Engine,
 ) -> BlockTensor:
     """A tensor from given blocks."""
     pattern = Pattern(spaces, np.array(list(blocks), np.int64).reshape(len(blocks), len(spaces)), None, symmetry)
@@ -127,7 +132,9 @@ def join_blocks(
                 "Check the block, or its index."
             )
         if not np.isfinite(value).all():
-            raise InputError(f"Block {tuple(index)} holds a value that is not finite. Expected finite numbers. Clean it.")
+            raise InputError(
+                f"Block {tuple(index)} holds a value that is not finite. Expected finite numbers. Clean it."
+            )
         begin, end = end, end + math.prod(shape)
         data[begin:end] = value.ravel()
     return _finish(pattern, data, engine)

@@ -119,7 +119,8 @@ class BlockTensor:
         where = tuple(index)
         if len(where) != self.ndim:
             raise InputError(
-                f"Block index {where} has {len(where)} entries. This tensor has {self.ndim} modes. Give one tile per mode."
+                f"Block index {where} has {len(where)} entries. This tensor has {self.ndim} modes. "
+                "Give one tile per mode."
             )
         for mode, (tile, space) in enumerate(zip(where, self.spaces, strict=True)):
             if not 0 <= tile < space.ntiles:
@@ -172,8 +173,10 @@ class BlockTensor:
 
     def norm(self) -> float:
         """The Frobenius norm."""
-        squares = block_norms(self.arena.data, self.arena.offsets) ** 2
-        return math.sqrt(float((squares * self._pattern.multiplicity).sum()))
+        if self.symmetry is None:
+            return float(np.linalg.norm(self.arena.data))
+        norms = [float(np.linalg.norm(block)) for _, block in self.blocks()]
+        return float(np.linalg.norm(np.sqrt(self._pattern.multiplicity) * norms))
 
     def copy(self) -> BlockTensor:
         """A tensor of its own with the same elements."""
@@ -205,7 +208,7 @@ class BlockTensor:
             pattern = Pattern.trusted(pattern.spaces, pattern.index, np.array(norms), pattern.symmetry)
         return BlockTensor(pattern, Arena(data, self.arena.offsets), self.engine, self.error_bound)
 
-    def map(self, function: Callable[[Array, tuple[int, ...]], Array]) -> BlockTensor:
+    def map(self, function: Callable[[Array, tuple[int, ...]], Array], *, growth: float | None = None) -> BlockTensor:
         """Apply a function to each stored block.
 
         Parameters
@@ -213,6 +216,9 @@ class BlockTensor:
         function : callable
             ``function(block, offsets)`` returns an array of the block's shape; `offsets` is the number of the
             block's first element in each mode.
+        growth : float, optional
+            The factor by which the function can enlarge an error of its elements; without it the result of a
+            tensor that has an error bound has none (it is infinite).
 
         Examples
         --------
@@ -228,7 +234,7 @@ class BlockTensor:
         """
         from tilewise.tensors.arithmetic import mapped
 
-        return mapped(self, function)
+        return mapped(self, function, growth)
 
     def transpose(self, *axes: int) -> BlockTensor:
         """The tensor with its modes in another order; without axes they are reversed."""
@@ -248,6 +254,8 @@ class BlockTensor:
         return combined(self, other, factor) if isinstance(other, BlockTensor) else NotImplemented
 
     def __mul__(self, factor: Scalar) -> BlockTensor:
+        if not isinstance(factor, (int, float, complex, np.number)):
+            return NotImplemented
         from tilewise.tensors.arithmetic import scaled_tensor
 
         return scaled_tensor(self, factor)
@@ -255,9 +263,9 @@ class BlockTensor:
     __rmul__ = __mul__
 
     def __truediv__(self, factor: Scalar) -> BlockTensor:
-        if not np.isscalar(factor):
+        if not isinstance(factor, (int, float, complex, np.number)):
             return NotImplemented
-        return self * (1 / factor)  # type: ignore[operator]
+        return self * (1 / factor)
 
     def __neg__(self) -> BlockTensor:
         return self * -1

@@ -31,8 +31,8 @@ def retile(tensor: BlockTensor, spaces: Sequence[Space]) -> BlockTensor:
     new = tuple(spaces)
     if tuple(s.size for s in new) != tensor.shape:
         raise InputError(
-            f"retile to spaces of sizes {tuple(s.size for s in new)} of a tensor of shape {tensor.shape}. Expected equal "
-            "extents. Only the tiles may differ."
+            f"retile to spaces of sizes {tuple(s.size for s in new)} of a tensor of shape {tensor.shape}. "
+            "Expected equal extents. Only the tiles may differ."
         )
     full = expand(tensor.pattern)
     touched = {index for block in full.index.tolist() for index in product(*_overlaps(tensor.spaces, new, block))}
@@ -49,9 +49,14 @@ def retile(tensor: BlockTensor, spaces: Sequence[Space]) -> BlockTensor:
     for row, index in enumerate(pattern.index.tolist()):
         target = out._view(row)
         for block in product(*_overlaps(new, tensor.spaces, index)):
-            here, there = zip(*(
-                _common(a, s, b, t) for a, s, b, t in zip(index, new, block, tensor.spaces, strict=True)
-            ), strict=True) if index else ((), ())
+            here, there = (
+                zip(
+                    *(_common(a, s, b, t) for a, s, b, t in zip(index, new, block, tensor.spaces, strict=True)),
+                    strict=True,
+                )
+                if index
+                else ((), ())
+            )
             target[here] = tensor.block(block)[there]
     out.replace_norms(block_norms(arena.data, arena.offsets))
     return out

@@ -48,10 +48,15 @@ def locate(blocks: Any, b: int, dims: Any, strides: Any) -> None:
     perm = blocks.perm[b]
     for d in range(ndim):
         dims[d] = blocks.tiles[blocks.tile_at[d] + blocks.index[b, d]]
-    # Mode d of the block is mode perms[perm, d] of its storage, which is in C order.
-    for d in range(ndim):
+    _strides(blocks, perm, dims, strides)
+
+
+@compiled
+def _strides(blocks: Any, perm: int, dims: Any, strides: Any) -> None:
+    """Mode d of a block is mode perms[perm, d] of its storage, which is in C order."""
+    for d in range(len(dims)):
         step = 1
-        for e in range(ndim):
+        for e in range(len(dims)):
             if blocks.perms[perm, e] > blocks.perms[perm, d]:
                 step *= dims[e]
         strides[d] = step
@@ -105,7 +110,35 @@ def look_up(blocks: Any, b: int, tables: Any, parts: int) -> None:
     if same:
         return
     tables.perm[0] = blocks.perm[b]
-    locate(blocks, b, tables.dims, tables.strides)
+    _fill_all(blocks, tables, parts)
+
+
+@compiled
+def look_up_cell(result: Any, row_tiles: Any, row: int, col_tiles: Any, col: int, tables: Any, parts: int) -> None:
+    """Make the tables those of the result block of two panels, from the sizes of the panels' tiles.
+
+    The result's blocks are visited in an order of their own; their indices would have to be fetched from
+    far away.
+    """
+    same = tables.perm[0] == 0
+    batches = len(result.batch)
+    for i in range(row_tiles.shape[1]):
+        d = result.batch[i] if i < batches else result.free[i - batches]
+        same = same and row_tiles[row, i] == tables.dims[d]
+        tables.dims[d] = row_tiles[row, i]
+    for i in range(batches, col_tiles.shape[1]):
+        d = result.inner[i - batches]
+        same = same and col_tiles[col, i] == tables.dims[d]
+        tables.dims[d] = col_tiles[col, i]
+    if same:
+        return
+    tables.perm[0] = 0
+    _fill_all(result, tables, parts)
+
+
+@compiled
+def _fill_all(blocks: Any, tables: Any, parts: int) -> None:
+    _strides(blocks, tables.perm[0], tables.dims, tables.strides)
     tables.count[0] = fill(tables.free, blocks.free, tables.dims, tables.strides, parts)
     tables.count[1] = fill(tables.inner, blocks.inner, tables.dims, tables.strides, parts)
     tables.count[2] = fill(tables.batch, blocks.batch, tables.dims, tables.strides, parts)

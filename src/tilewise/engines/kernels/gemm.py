@@ -23,8 +23,22 @@ BYTE = ir.IntType(8)
 
 @intrinsic
 def call_gemm(
-    typingctx: Any, sample: Any, address: Any, first: Any, second: Any, m: Any, n: Any, k: Any, re: Any, im: Any,
-    a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any,
+    typingctx: Any,
+    sample: Any,
+    address: Any,
+    first: Any,
+    second: Any,
+    m: Any,
+    n: Any,
+    k: Any,
+    re: Any,
+    im: Any,
+    a: Any,
+    lda: Any,
+    b: Any,
+    ldb: Any,
+    c: Any,
+    ldc: Any,
 ) -> Any:
     """Fortran's ``?gemm(first, second, m, n, k, re + i im, a, lda, b, ldb, 1, c, ldc)`` by address.
 
@@ -52,12 +66,24 @@ def call_gemm(
         one, zero = ir.Constant(real, 1.0), ir.Constant(real, 0.0)
         kind = ir.FunctionType(ir.VoidType(), [pointer] * 13)
         function = builder.inttoptr(address, kind.as_pointer())
-        builder.call(function, [
-            cell(first, BYTE), cell(second, BYTE), cell(m, INTEGER), cell(n, INTEGER), cell(k, INTEGER),
-            scalar((re, im)), builder.inttoptr(a, pointer), cell(lda, INTEGER),
-            builder.inttoptr(b, pointer), cell(ldb, INTEGER), scalar((one, zero)),
-            builder.inttoptr(c, pointer), cell(ldc, INTEGER),
-        ])
+        builder.call(
+            function,
+            [
+                cell(first, BYTE),
+                cell(second, BYTE),
+                cell(m, INTEGER),
+                cell(n, INTEGER),
+                cell(k, INTEGER),
+                scalar((re, im)),
+                builder.inttoptr(a, pointer),
+                cell(lda, INTEGER),
+                builder.inttoptr(b, pointer),
+                cell(ldb, INTEGER),
+                scalar((one, zero)),
+                builder.inttoptr(c, pointer),
+                cell(ldc, INTEGER),
+            ],
+        )
         return context.get_dummy_value()
 
     return signature, codegen
@@ -80,9 +106,26 @@ def _corner(leading: int, transposed: bool, free: int, inner: int) -> int:
 
 
 @compiled
-def gemm_cells(worker: int, queues: Any, stop: Any, address: int, cells: Any, row_panels: Any, rows: Any,
-               col_panels: Any, cols: Any, result: Any, re: float, im: float, parts: int, squares: Any, row_tables: Any,
-               col_tables: Any, tables: Any) -> None:
+def gemm_cells(
+    worker: int,
+    queues: Any,
+    stop: Any,
+    address: int,
+    cells: Any,
+    row_panels: Any,
+    rows: Any,
+    col_panels: Any,
+    cols: Any,
+    result: Any,
+    re: float,
+    im: float,
+    parts: int,
+    squares: Any,
+    row_tables: Any,
+    col_tables: Any,
+    tables: Any,
+    tally: Any,
+) -> None:
     """Run the tasks this worker takes, one BLAS call per product; result blocks start from what they hold."""
     item = rows.data.itemsize
     sample = rows.data.dtype.type(0)
@@ -94,6 +137,7 @@ def gemm_cells(worker: int, queues: Any, stop: Any, address: int, cells: Any, ro
         task = take(queues, worker)
         if task < 0:
             break
+        tally[worker, 0] += 1
         for cell in range(cells.task_ptr[task], cells.task_ptr[task + 1]):
             row, col, block = cells.row[cell], cells.col[cell], cells.block[cell]
             m, n = row_panels.strip_size[row], col_panels.strip_size[col]
@@ -106,24 +150,68 @@ def gemm_cells(worker: int, queues: Any, stop: Any, address: int, cells: Any, ro
                 left, right, k = cells.terms[term]
                 lda, a_turned = _matrix(rows, left, row_tables)
                 ldb, b_turned = _matrix(cols, right, col_tables)
+                tally[worker, 1] += 1
+                tally[worker, 2] += 2 * parts * parts * batches * m * n * k
                 for e in range(batches):
                     a = a0 + (rows.start[left] + row_tables.batch[e] + _corner(lda, a_turned, i0, 0)) * item * parts
                     b = b0 + (cols.start[right] + col_tables.batch[e] + _corner(ldb, b_turned, j0, 0)) * item * parts
-                    c = c0 + (result.start[block] + tables.batch[e] + _corner(ldc, turned, i0, j0)) * item * parts
+                    c = c0 + (cells.start[cell] + tables.batch[e] + _corner(ldc, turned, i0, j0)) * item * parts
                     # A row-major matrix is the column-major transpose of itself, so operands trade places.
                     if turned:
-                        call_gemm(sample, address, plain if a_turned else flipped, flipped if b_turned else plain,
-                                  m, n, k, real, imaginary, a, lda, b, ldb, c, ldc)
+                        call_gemm(
+                            sample,
+                            address,
+                            plain if a_turned else flipped,
+                            flipped if b_turned else plain,
+                            m,
+                            n,
+                            k,
+                            real,
+                            imaginary,
+                            a,
+                            lda,
+                            b,
+                            ldb,
+                            c,
+                            ldc,
+                        )
                     else:
-                        call_gemm(sample, address, plain if b_turned else flipped, flipped if a_turned else plain,
-                                  n, m, k, real, imaginary, b, ldb, a, lda, c, ldc)
-            squares[cell] = _sum_squares(result.data, result.start[block], tables, batches, ldc, turned, i0, m, j0, n,
-                                         parts)
+                        call_gemm(
+                            sample,
+                            address,
+                            plain if b_turned else flipped,
+                            flipped if a_turned else plain,
+                            n,
+                            m,
+                            k,
+                            real,
+                            imaginary,
+                            b,
+                            ldb,
+                            a,
+                            lda,
+                            c,
+                            ldc,
+                        )
+            squares[cell] = _sum_squares(
+                result.data, cells.start[cell], tables, batches, ldc, turned, i0, m, j0, n, parts
+            )
 
 
 @compiled_fast
-def _sum_squares(data: Any, start: int, tables: Any, batches: int, leading: int, turned: bool, i0: int, m: int,
-                 j0: int, n: int, parts: int) -> float:
+def _sum_squares(
+    data: Any,
+    start: int,
+    tables: Any,
+    batches: int,
+    leading: int,
+    turned: bool,
+    i0: int,
+    m: int,
+    j0: int,
+    n: int,
+    parts: int,
+) -> float:
     total = 0.0
     lines, length = (n, m) if turned else (m, n)
     for e in range(batches):

@@ -12,13 +12,28 @@ from tilewise.engines.kernels.compile import compiled, compiled_fast
 
 
 @compiled
-def loop_cells(worker: int, queues: Any, stop: Any, cells: Any, rows: Any, cols: Any, result: Any, alpha: Any,
-               squares: Any, row_tables: Any, col_tables: Any, tables: Any) -> None:
+def loop_cells(
+    worker: int,
+    queues: Any,
+    stop: Any,
+    cells: Any,
+    rows: Any,
+    cols: Any,
+    result: Any,
+    alpha: Any,
+    squares: Any,
+    row_tables: Any,
+    col_tables: Any,
+    tables: Any,
+    parts: int,
+    tally: Any,
+) -> None:
     """Run the tasks this worker takes; result blocks start from what they hold."""
     while stop[0] == 0:
         task = take(queues, worker)
         if task < 0:
             break
+        tally[worker, 0] += 1
         for cell in range(cells.task_ptr[task], cells.task_ptr[task + 1]):
             block = cells.block[cell]
             look_up(result, block, tables, 1)
@@ -28,17 +43,30 @@ def loop_cells(worker: int, queues: Any, stop: Any, cells: Any, rows: Any, cols:
                 left, right, _ = cells.terms[term]
                 look_up(rows, left, row_tables, 1)
                 look_up(cols, right, col_tables, 1)
+                tally[worker, 1] += 1
+                m, k, batches = row_tables.count
+                tally[worker, 2] += 2 * parts * parts * batches * m * col_tables.count[0] * k
                 factor = alpha * result.data.dtype.type(rows.sign[left] * cols.sign[right])
-                _multiply(rows, left, row_tables, cols, right, col_tables, result, block, tables, factor)
-            squares[cell] = _sum_squares(result, block, tables)
+                _multiply(rows, left, row_tables, cols, right, col_tables, result, cells.start[cell], tables, factor)
+            squares[cell] = _sum_squares(result.data, cells.start[cell], tables)
 
 
 @compiled
-def _multiply(rows: Any, left: int, row_tables: Any, cols: Any, right: int, col_tables: Any, result: Any, block: int,
-              tables: Any, factor: Any) -> None:
+def _multiply(
+    rows: Any,
+    left: int,
+    row_tables: Any,
+    cols: Any,
+    right: int,
+    col_tables: Any,
+    result: Any,
+    c0: int,
+    tables: Any,
+    factor: Any,
+) -> None:
     m, k, batches = row_tables.count
     n = col_tables.count[0]
-    a0, b0, c0 = rows.start[left], cols.start[right], result.start[block]
+    a0, b0 = rows.start[left], cols.start[right]
     if m == 1 and n == 1 and k == 1:
         for e in range(batches):
             result.data[c0 + tables.batch[e]] += (
@@ -75,13 +103,13 @@ def _gathered_dot(left: Any, a: int, left_at: Any, right: Any, b: int, right_at:
 
 
 @compiled_fast
-def _sum_squares(result: Any, block: int, tables: Any) -> float:
+def _sum_squares(data: Any, start: int, tables: Any) -> float:
     count = 1
     for size in tables.dims:
         count *= size
     total = 0.0
-    for i in range(result.start[block], result.start[block] + count):
-        value = result.data[i]
+    for i in range(start, start + count):
+        value = data[i]
         re, im = np.float64(value.real), np.float64(value.imag)
         total += re * re + im * im
     return total

@@ -22,8 +22,8 @@ SEGMENT_BYTES = 12
 INT64 = ir.IntType(64)
 INT32 = ir.IntType(32)
 BYTE = ir.IntType(8)
-PREFETCH_READ = [ir.Constant(INT32, value) for value in (0, 3, 1)]
-"""Arguments of LLVM's prefetch: for reading, into the nearest cache, data."""
+PREFETCH_READ = tuple(ir.Constant(INT32, value) for value in (0, 2, 1))
+"""Arguments of LLVM's prefetch: for reading, into the second-level cache, data."""
 
 
 def _register_bytes() -> int:
@@ -119,8 +119,11 @@ class _TileBuilder:
         running = self._phis(b, sums, outer)
         b.call(self.prefetch, [b.inttoptr(b.add(row, ahead), BYTE.as_pointer()), *PREFETCH_READ])
         new = self._multiply_add(b, row, col, running)
-        for phi, step in ((left, -1), (row, self.rows * self.itemsize),
-                          (col, self.vectors * self.lanes * self.itemsize)):
+        for phi, step in (
+            (left, -1),
+            (row, self.rows * self.itemsize),
+            (col, self.vectors * self.lanes * self.itemsize),
+        ):
             phi.add_incoming(b.add(phi, _const(step)), inner)
         for phi, value in zip(running, new, strict=True):
             phi.add_incoming(value, inner)
@@ -163,10 +166,7 @@ class _TileBuilder:
             scalar = b.load(b.gep(row_pointer, [_const(r)]))
             first = b.insert_element(undefined, scalar, ir.Constant(INT32, 0))
             spread = b.shuffle_vector(first, undefined, everywhere)
-            new += [
-                b.call(self.fma, [spread, columns[v], sums[r * self.vectors + v]])
-                for v in range(self.vectors)
-            ]
+            new += [b.call(self.fma, [spread, columns[v], sums[r * self.vectors + v]]) for v in range(self.vectors)]
         return new
 
     def _load(self, b: ir.IRBuilder, address: Any, offset: int) -> Any:
@@ -207,7 +207,14 @@ def _dispatcher(module: ir.Module, element: ir.Type, itemsize: int) -> ir.Functi
 
 @intrinsic
 def multiply_tile(
-    typingctx: Any, sample: Any, shape: Any, rows: Any, cols: Any, segments: Any, count: Any, out: Any,
+    typingctx: Any,
+    sample: Any,
+    shape: Any,
+    rows: Any,
+    cols: Any,
+    segments: Any,
+    count: Any,
+    out: Any,
     ahead: Any,
 ) -> Any:
     """``out = sum over segments of rows^T cols`` on addresses; `shape` = (rows - 1) * MAX_VECTORS + vectors - 1.

@@ -34,6 +34,8 @@ class Panels(NamedTuple):
     """Position of each entry along its panel's k range."""
     depth: Any
     """Length of each panel's k range."""
+    tiles: Any
+    """Sizes of each panel's batch and free tiles."""
     strip_panel: Any
     """Panel of each strip."""
     strip_begin: Any
@@ -63,8 +65,9 @@ def lanes_of(data: Any) -> int:
 
 
 @compiled
-def pack_rows(blocks: Any, panels: Any, strip: int, out: Any, at: int, re: float, im: float, parts: int,
-              tables: Any) -> None:
+def pack_rows(
+    blocks: Any, panels: Any, strip: int, out: Any, at: int, re: float, im: float, parts: int, tables: Any
+) -> None:
     """Pack one strip of the row operand, times the factor re + i im, at ``out[at]``."""
     panel = panels.strip_panel[strip]
     begin, size = panels.strip_begin[strip], panels.strip_size[strip]
@@ -85,14 +88,14 @@ def pack_rows(blocks: Any, panels: Any, strip: int, out: Any, at: int, re: float
                 if parts == 1:
                     _pack_rows_real(blocks.data, source, tables, begin + first, width, out, to, re * sign)
                 else:
-                    _pack_rows_complex(blocks.data, source, tables, begin + first, width, out, to, re * sign,
-                                       im * sign)
+                    _pack_rows_complex(blocks.data, source, tables, begin + first, width, out, to, re * sign, im * sign)
                 first += width
 
 
 @compiled
-def _pack_rows_real(data: Any, source: int, tables: Any, begin: int, width: int, out: Any, to: int,
-                    factor: float) -> None:
+def _pack_rows_real(
+    data: Any, source: int, tables: Any, begin: int, width: int, out: Any, to: int, factor: float
+) -> None:
     scale = data.dtype.type(factor)
     count = tables.count[1]
     if tables.step[1] == 1:
@@ -108,8 +111,9 @@ def _pack_rows_real(data: Any, source: int, tables: Any, begin: int, width: int,
 
 
 @compiled
-def _pack_rows_complex(data: Any, source: int, tables: Any, begin: int, width: int, out: Any, to: int, re: float,
-                       im: float) -> None:
+def _pack_rows_complex(
+    data: Any, source: int, tables: Any, begin: int, width: int, out: Any, to: int, re: float, im: float
+) -> None:
     a, b = data.dtype.type(re), data.dtype.type(im)
     for k in range(tables.count[1]):
         for r in range(width):
@@ -138,17 +142,20 @@ def pack_columns(blocks: Any, panels: Any, strip: int, out: Any, at: int, parts:
                 width = padded(columns * parts, lanes)
                 to = at + e * stride + (first * parts * depth + panels.at[entry] * width) * parts
                 if parts == 1:
-                    _pack_columns_real(blocks.data, source, tables, begin + first, columns, width, out, to,
-                                       blocks.sign[b])
+                    _pack_columns_real(
+                        blocks.data, source, tables, begin + first, columns, width, out, to, blocks.sign[b]
+                    )
                 else:
-                    _pack_columns_complex(blocks.data, source, tables, begin + first, columns, width, out, to,
-                                          blocks.sign[b])
+                    _pack_columns_complex(
+                        blocks.data, source, tables, begin + first, columns, width, out, to, blocks.sign[b]
+                    )
                 first += whole
 
 
 @compiled
-def _pack_columns_real(data: Any, source: int, tables: Any, begin: int, columns: int, width: int, out: Any, to: int,
-                       sign: float) -> None:
+def _pack_columns_real(
+    data: Any, source: int, tables: Any, begin: int, columns: int, width: int, out: Any, to: int, sign: float
+) -> None:
     item, lanes = data.itemsize, lanes_of(data)
     sample, scale = data.dtype.type(0), data.dtype.type(sign)
     free, inner, count = tables.free, tables.inner, tables.count[1]
@@ -186,8 +193,13 @@ def _transpose_columns(data: Any, source: int, step: int, count: int, out: Any, 
     for k in range(0, squares, lanes):
         v = 0
         while v < width:
-            transpose_vectors(sample, target + (k * width + v) * item, width * item,
-                              line + (v * step + k) * item, step * item)
+            transpose_vectors(
+                sample,
+                target + (k * width + v) * item,
+                width * item,
+                line + (v * step + k) * item,
+                step * item,
+            )
             v += lanes
     for k in range(squares, count):
         for c in range(width):
@@ -195,8 +207,9 @@ def _transpose_columns(data: Any, source: int, step: int, count: int, out: Any, 
 
 
 @compiled
-def _pack_columns_complex(data: Any, source: int, tables: Any, begin: int, columns: int, width: int, out: Any, to: int,
-                          sign: float) -> None:
+def _pack_columns_complex(
+    data: Any, source: int, tables: Any, begin: int, columns: int, width: int, out: Any, to: int, sign: float
+) -> None:
     scale = data.dtype.type(sign)
     for k in range(tables.count[1]):
         line = source + tables.inner[k]

@@ -65,21 +65,57 @@ def transpose_vectors(
     signature = types.void(sample, *[types.int64] * 4)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        element, size = _element(sample), sample.bitwidth // 8
-        width = lanes(size)
+        if isinstance(sample, types.Complex):  # never reached, but compiled: callers ask whether elements are real
+            return context.get_dummy_value()
         _, target, target_stride, source, source_stride = args
-        rows = []
-        for i in range(width):
-            at = builder.add(source, builder.mul(source_stride, ir.Constant(ir.IntType(64), i)))
-            value = builder.load(_pointer(builder, at, element, width))
-            value.align = size
-            rows.append(value)
+        element, size = _element(sample), sample.bitwidth // 8
+        rows = _load_rows(builder, element, size, source, source_stride)
         for i, value in enumerate(_transposed(builder, rows)):
-            at = builder.add(target, builder.mul(target_stride, ir.Constant(ir.IntType(64), i)))
-            builder.store(value, _pointer(builder, at, element, width)).align = size
+            builder.store(value, _row(builder, element, size, target, target_stride, i)).align = size
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+@intrinsic
+def add_transposed_vectors(
+    typingctx: Any, factor: Any, target: Any, target_stride: Any, source: Any, source_stride: Any
+) -> Any:
+    """Add `factor` times the transpose of a square of one register's width; see `transpose_vectors`."""
+    signature = types.void(factor, *[types.int64] * 4)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if isinstance(factor, types.Complex):  # never reached, but compiled: callers ask whether elements are real
+            return context.get_dummy_value()
+        scale, target, target_stride, source, source_stride = args
+        element, size = _element(factor), factor.bitwidth // 8
+        kind = ir.VectorType(element, lanes(size))
+        spread = ir.Constant(kind, ir.Undefined)
+        for i in range(lanes(size)):
+            spread = builder.insert_element(spread, scale, ir.Constant(ir.IntType(32), i))
+        rows = _load_rows(builder, element, size, source, source_stride)
+        for i, value in enumerate(_transposed(builder, rows)):
+            at = _row(builder, element, size, target, target_stride, i)
+            old = builder.load(at)
+            old.align = size
+            builder.store(builder.fadd(old, builder.fmul(value, spread)), at).align = size
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _row(builder: Any, element: Any, size: int, address: Any, stride: Any, number: int) -> Any:
+    at = builder.add(address, builder.mul(stride, ir.Constant(ir.IntType(64), number)))
+    return _pointer(builder, at, element, lanes(size))
+
+
+def _load_rows(builder: Any, element: Any, size: int, address: Any, stride: Any) -> list[Any]:
+    rows = []
+    for i in range(lanes(size)):
+        value = builder.load(_row(builder, element, size, address, stride, i))
+        value.align = size
+        rows.append(value)
+    return rows
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:

@@ -1,0 +1,7 @@
+"""Correlation energies of molecules through block tensors, fed by PySCF."""
+
+from __future__ import annotations
+
+from tilewise.chemistry.mp2 import MP2
+
+__all__ = ["MP2"]

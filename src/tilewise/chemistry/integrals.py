@@ -1,0 +1,229 @@
+"""What comes from PySCF: molecules, mean fields, and the AO integrals as a block tensor."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.chemistry.geometry import Geometry
+from tilewise.errors import InputError, MissingPackageError
+from tilewise.factories import from_blocks
+from tilewise.patterns import Pattern, Symmetry
+from tilewise.spaces import Space
+from tilewise.tensors import BlockTensor
+
+__all__ = [
+    "AtomicOrbitals",
+    "Screened",
+    "coulomb_integrals",
+    "hartree_fock",
+    "make_molecule",
+    "screen_coulomb",
+]
+
+_Ints = npt.NDArray[np.int64]
+
+PAIR_SYMMETRY = Symmetry(((0, 1), 1), ((2, 3), 1))
+"""(pq|rs) = (qp|rs) = (pq|sr) for real functions."""
+
+_CONVERGENCE = 1e-11
+
+
+def make_molecule(geometry: Geometry, basis: str, charge: int) -> Any:
+    """A closed-shell PySCF molecule, with the core potentials that belong to the basis set.
+
+    Parameters
+    ----------
+    geometry : Geometry
+        The atoms.
+    basis : str
+        Name of a basis set that PySCF knows; names of files are not taken.
+    charge : int
+        Total charge.
+    """
+    gto = _pyscf().gto
+    symbols = sorted(set(geometry.symbols))
+    functions = {symbol: _load_basis(gto, basis, symbol) for symbol in symbols}
+    potentials = {symbol: _load_potential(gto, basis, symbol) for symbol in symbols}
+    mol = gto.Mole(
+        atom=list(zip(geometry.symbols, geometry.coordinates.tolist(), strict=True)),
+        unit="Angstrom",
+        basis=functions,
+        ecp={symbol: potential for symbol, potential in potentials.items() if potential},
+        charge=charge,
+        verbose=0,
+    )
+    return mol.build(dump_input=False, parse_arg=False)
+
+
+def hartree_fock(mol: Any) -> Any:
+    """The restricted Hartree-Fock mean field of a molecule, converged tightly enough for 1e-9 in its MP2."""
+    mf = _pyscf().scf.RHF(mol)
+    mf.conv_tol = _CONVERGENCE
+    mf.max_cycle = 200
+    mf.chkfile = None
+    return mf.run()
+
+
+def _pyscf() -> Any:
+    try:
+        import pyscf.gto
+        import pyscf.lib
+        import pyscf.scf
+    except ImportError as error:
+        raise MissingPackageError(
+            f"PySCF cannot be imported: {error}. Molecules and integrals come from it. "
+            'Install it with: pip install "tilewise[chem]"'
+        ) from error
+    return pyscf
+
+
+def _load_basis(gto: Any, basis: str, symbol: str) -> Any:
+    """The functions of one element, or an error; PySCF fails in many ways on a name it does not know."""
+    remedy = "Use the name of a basis set such as sto-3g, 6-31g*, cc-pvdz or def2-svp."
+    # PySCF takes text and files for a basis too, and evaluates what they hold.
+    is_name = isinstance(basis, str) and re.fullmatch(r"[A-Za-z0-9*+(), _-]+", basis)
+    if not is_name or Path(basis).is_file():
+        raise InputError(f"basis={basis!r} is a file or no name. Expected a name that PySCF knows. {remedy}")
+    if "gth" in basis.lower():
+        raise InputError(
+            f"The basis set {basis!r} belongs to pseudopotentials of solids. Expected one for molecules. {remedy}"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            functions = gto.basis.load(basis, symbol)
+    except (RuntimeError, LookupError, OSError, AssertionError, ValueError) as error:
+        raise InputError(
+            f"PySCF has no basis set {basis!r} for the element {symbol}. Expected one that has all elements "
+            f"of the molecule. {remedy}"
+        ) from error
+    if not functions:
+        raise InputError(f"The basis set {basis!r} has no function for {symbol}. Expected at least one. {remedy}")
+    return functions
+
+
+def _load_potential(gto: Any, basis: str, symbol: str) -> Any:
+    """The core potential that a basis set has for an element, empty or None without one.
+
+    PySCF does not add it by itself, and a valence basis without it gives a wrong energy.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return gto.basis.load_ecp(basis, symbol)
+    except RuntimeError:  # a name made up of parts, such as 6-31g(d,p), has no table of potentials
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AtomicOrbitals:
+    """The atomic functions of a molecule in tiles of neighbouring atoms."""
+
+    mol: Any
+    """A copy of the PySCF molecule with its shells in tile order."""
+    space: Space
+    """The functions, clustered by their atoms."""
+    order: _Ints
+    """Permutation of PySCF's functions into tile order."""
+    shells: _Ints
+    """First shell of each tile, and their number at the end."""
+
+    @classmethod
+    def of(cls, mol: Any, tile: int) -> AtomicOrbitals:
+        """Cluster the functions of a molecule into tiles of about `tile` functions."""
+        atom = np.asarray(mol._bas)[:, 0].astype(np.int64)
+        starts = np.asarray(mol.ao_loc_nr(), dtype=np.int64)
+        by_atom = np.argsort(atom, kind="stable")
+        lengths = np.diff(starts)[by_atom]
+        centres = np.unique(atom)  # atoms without functions of their own carry no tile
+        counts = np.bincount(atom, weights=np.diff(starts))[centres].astype(np.int64)
+        ntiles = min(len(centres), max(1, round(starts[-1] / tile)))
+        space = Space.clustered(mol.atom_coords()[centres], ntiles, "ao", functions=counts)
+        place = np.argsort(space.order)[np.cumsum(lengths) - lengths]
+        shells = by_atom[np.argsort(place)]
+        order = np.concatenate([np.arange(starts[s], starts[s + 1]) for s in shells])
+        sorted_mol = mol.copy()
+        sorted_mol._bas = mol._bas[shells]
+        return cls(sorted_mol, space, order, np.searchsorted(np.sort(place), space.offsets))
+
+    def integrals(self, *tiles: int) -> npt.NDArray[np.float64]:
+        """The block (pq|rs) of four tiles."""
+        bounds = [bound for tile in tiles for bound in self.shells[tile : tile + 2].tolist()]
+        block: npt.NDArray[np.float64] = self.mol.intor("int2e", shls_slice=tuple(bounds))
+        return block
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Screened:
+    """Which blocks of the AO integrals are kept."""
+
+    pattern: Pattern
+    """The blocks, with rigorous bounds on their norms."""
+    dropped_bound: float
+    """Bound on the Frobenius norm of all other blocks together."""
+
+
+def screen_coulomb(functions: AtomicOrbitals, threshold: float) -> Screened:
+    """Find the blocks of (pq|rs) whose norm may be above a threshold, without computing them.
+
+    By Schwarz' inequality |(pq|rs)|^2 <= (pq|pq)(rs|rs), so the norm of a block is at most F(PQ) F(RS) with
+    F(PQ)^2 the sum of (pq|pq) over the functions p of tile P and q of tile Q.
+    """
+    ntiles = functions.space.ntiles
+    factors = _schwarz_factors(functions)
+    first, second = np.triu_indices(ntiles)
+    pair_bounds = factors[first, second]
+    bounds = np.multiply.outer(pair_bounds, pair_bounds)
+    kept = bounds > threshold
+    left, right = np.nonzero(kept)
+    index = np.stack([first[left], second[left], first[right], second[right]], axis=1)
+    pattern = Pattern((functions.space,) * 4, index, bounds[kept], PAIR_SYMMETRY)
+    copies = np.where(first == second, 1, 2)
+    dropped = np.where(kept, 0.0, bounds**2 * np.multiply.outer(copies, copies))
+    return Screened(pattern, float(np.sqrt(dropped.sum())))
+
+
+def coulomb_integrals(functions: AtomicOrbitals, screened: Screened) -> BlockTensor:
+    """The AO integrals (pq|rs), block by block; each is computed once and serves as (rs|pq) too."""
+    blocks = dict(_coulomb_blocks(functions, screened.pattern.index.tolist()))
+    tensor = from_blocks(blocks, screened.pattern.spaces, symmetry=PAIR_SYMMETRY)
+    tensor.error_bound = screened.dropped_bound
+    return tensor
+
+
+def _coulomb_blocks(
+    functions: AtomicOrbitals, index: list[list[int]]
+) -> Iterator[tuple[tuple[int, ...], npt.NDArray[np.float64]]]:
+    for p, q, r, s in index:
+        if (p, q) <= (r, s):
+            block = functions.integrals(p, q, r, s)
+            yield (p, q, r, s), block
+            if (p, q) != (r, s):
+                yield (r, s, p, q), block.transpose(2, 3, 0, 1)
+
+
+def _schwarz_factors(functions: AtomicOrbitals) -> npt.NDArray[np.float64]:
+    """F(PQ) for every pair of tiles, from the diagonal (pq|pq) shell by shell."""
+    mol, ntiles = functions.mol, functions.space.ntiles
+    tile = np.repeat(np.arange(ntiles), np.diff(functions.shells))
+    squares = np.zeros((ntiles, ntiles))
+    # Waking PySCF's threads for each of these tiny pieces would cost more than the pieces.
+    with _pyscf().lib.with_omp_threads(1):
+        for i, j in combinations_with_replacement(range(mol.nbas), 2):
+            block = mol.intor("int2e", shls_slice=(i, i + 1, j, j + 1) * 2)
+            total = float(np.einsum("pqpq->", block))
+            squares[tile[i], tile[j]] += total
+            if i != j:
+                squares[tile[j], tile[i]] += total
+    # The factor covers the rounding of the sums.
+    factors: npt.NDArray[np.float64] = np.sqrt(np.maximum(squares, 0.0)) * (1 + 1e-10)
+    return factors

@@ -1,0 +1,120 @@
+"""`ClosedShell`: the orbitals of a closed-shell mean field that a method correlates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import InputError
+from tilewise.spaces.integers import parse_integer, parse_integers
+
+__all__ = ["ClosedShell", "parse_closed_shell", "parse_frozen"]
+
+_Floats = npt.NDArray[np.float64]
+Frozen = int | Sequence[int] | npt.NDArray[np.integer[Any]] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClosedShell:
+    """Orbitals of a closed-shell mean field, without the frozen ones."""
+
+    mol: Any
+    """The PySCF molecule."""
+    occupied: _Floats
+    """Coefficients (functions, occupied orbitals)."""
+    virtual: _Floats
+    """Coefficients (functions, virtual orbitals)."""
+    occupied_energies: _Floats
+    """Orbital energies, in hartree."""
+    virtual_energies: _Floats
+    """Orbital energies, in hartree."""
+    e_tot: float
+    """Energy of the mean field, in hartree."""
+
+
+def parse_closed_shell(mf: Any, frozen: Frozen) -> ClosedShell:
+    """Take the orbitals of a converged restricted Hartree-Fock object of PySCF, or say why not."""
+    _check_kind(mf)
+    _check_solved(mf)
+    energies, occupations = np.asarray(mf.mo_energy), np.asarray(mf.mo_occ)
+    coefficients = np.asarray(mf.mo_coeff)
+    active = parse_frozen(frozen, occupations)
+    occupied, virtual = active & (occupations > 0), active & (occupations == 0)
+    return ClosedShell(
+        mf.mol,
+        coefficients[:, occupied],
+        coefficients[:, virtual],
+        energies[occupied],
+        energies[virtual],
+        float(mf.e_tot),
+    )
+
+
+def parse_frozen(frozen: Frozen, occupations: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which orbitals are correlated: all but the first `frozen`, or but those that are listed."""
+    nmo, nocc = len(occupations), int(np.count_nonzero(occupations))
+    active = np.ones(nmo, dtype=np.bool_)
+    remedy = "Pass the number of lowest orbitals to leave out, or a list of orbital numbers from 0."
+    if frozen is None or isinstance(frozen, (int, np.integer)):
+        count = parse_integer(0 if frozen is None else frozen, "frozen=", remedy)
+        if count < 0:
+            raise InputError(f"frozen={count} is negative. Expected 0 to {max(nocc - 1, 0)}. {remedy}")
+        active[:count] = False
+    else:
+        listed = parse_integers(frozen, "The orbitals of frozen=", remedy)
+        different = listed.ndim == 1 and len(np.unique(listed)) == listed.size
+        if not (different and np.isin(listed, np.arange(nmo)).all()):
+            raise InputError(
+                f"frozen={frozen!r} does not list orbitals. Expected different numbers from 0 to {nmo - 1}. {remedy}"
+            )
+        active[listed] = False
+    if nocc and not (active & (occupations > 0)).any():
+        raise InputError(
+            f"frozen={frozen!r} leaves none of the {nocc} occupied orbitals to correlate. Expected at most "
+            f"{nocc - 1} of them to be frozen. Freeze fewer orbitals."
+        )
+    return active
+
+
+def _check_kind(mf: Any) -> None:
+    name = type(mf).__name__
+    remedy = "Make one with pyscf.scf.RHF(mol).run()."
+    if not all(hasattr(mf, part) for part in ("mol", "mo_coeff", "mo_energy", "mo_occ", "converged")):
+        raise InputError(f"mf is a {name}. Expected a mean field of PySCF. {remedy}")
+    if hasattr(mf.mol, "pbc_intor"):
+        raise InputError(f"{name} is the mean field of a periodic cell. Expected that of a molecule. {remedy}")
+    if hasattr(mf, "xc"):
+        raise InputError(f"{name} is a Kohn-Sham mean field. Expected Hartree-Fock orbitals. {remedy}")
+    if getattr(mf, "with_df", None) is not None:
+        raise InputError(
+            f"{name} fits the density. Expected a mean field with the integrals themselves, which the energy "
+            "is made of. Make it without density_fit()."
+        )
+
+
+def _check_solved(mf: Any) -> None:
+    name = type(mf).__name__
+    if mf.mo_coeff is None:
+        raise InputError(f"{name} has no orbitals yet. Expected a converged mean field. Call mf.run() first.")
+    coefficients, occupations = np.asarray(mf.mo_coeff), np.asarray(mf.mo_occ)
+    if coefficients.ndim != 2 or not np.isin(occupations, (0, 2)).all():
+        raise InputError(
+            f"{name} has orbitals that are not doubly occupied or empty. Expected a closed shell. "
+            "Make the mean field with pyscf.scf.RHF of a molecule with spin=0."
+        )
+    if len(coefficients) != mf.mol.nao or mf.mol.incore_anyway or np.iscomplexobj(coefficients):
+        raise InputError(
+            f"{name} has {coefficients.dtype} orbitals of {len(coefficients)} functions, or integrals of its "
+            f"own; the molecule has {mf.mol.nao} functions. Expected real orbitals over the molecule's "
+            "functions. Make the mean field with pyscf.scf.RHF(mol)."
+        )
+    if not mf.converged:
+        raise InputError(
+            f"{name} is not converged: its energy is {mf.e_tot:.8f} after at most {mf.max_cycle} cycles. "
+            "Expected a converged mean field. Raise mf.max_cycle, or use mf = mf.newton(), and call mf.run() "
+            "again."
+        )

@@ -1,0 +1,234 @@
+"""The ``tilewise`` command: energy, plan, doctor."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+
+import tilewise as tw
+from tilewise.errors import InputError, TilewiseError
+from tilewise.machine import Machine
+from tilewise.reports.host import describe_host, host_report, version_of
+from tilewise.reports.tables import print_report, show
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code: 0, 2 for an error of the input, 130 after Ctrl-C."""
+    args = _parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except TilewiseError as error:
+        print(f"tilewise: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("tilewise: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has closed it; nothing more can be said, not even by the interpreter's last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tilewise", description="Contractions of block-sparse tensors, planned first."
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"tilewise {version_of('tilewise') or '(not installed)'}"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_energy(commands)
+    _add_plan(commands)
+    _add_doctor(commands)
+    return parser
+
+
+# tilewise energy
+
+
+def _add_energy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("energy", help="energy of a molecule", description="Energy of a molecule.")
+    parser.add_argument("molecule", type=Path, help="an .xyz file, coordinates in Angstrom")
+    parser.add_argument("--basis", default="cc-pvdz", help="basis set (default: %(default)s)")
+    parser.add_argument("--method", default="mp2", help="method (default: %(default)s)")
+    parser.add_argument("--frozen", type=int, default=0, metavar="N", help="lowest orbitals that are not correlated")
+    parser.add_argument("--charge", type=int, default=0, help="total charge (default: 0)")
+    parser.add_argument("--spin", type=int, default=0, help="unpaired electrons (default: 0)")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads (default: all cores)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to a file as well")
+    parser.add_argument("--explain", action="store_true", help="print the plan of the transformation as well")
+    parser.set_defaults(run=_energy)
+
+
+def _energy(args: argparse.Namespace) -> int:
+    from tilewise.chemistry.energy import run
+
+    with nullcontext() if args.workers is None else tw.engine("threads", workers=args.workers):
+        result = run(
+            args.molecule,
+            basis=args.basis,
+            method=args.method,
+            frozen=args.frozen,
+            charge=args.charge,
+            spin=args.spin,
+            progress=_say,
+        )
+    name = result.method.upper()
+    if args.explain:
+        print(f"{result.explanation}\n")
+    print(f"{args.molecule.name}: {name}/{result.basis}, {result.natoms} atoms, {result.nbasis} basis functions")
+    print(f"{result.nocc} occupied and {result.nvir} virtual orbitals correlated, {args.frozen} frozen\n")
+    for label, value in (("E(HF)", result.e_hf), (f"E_corr({name})", result.e_corr), (f"E_tot({name})", result.e_tot)):
+        print(f"{label:<16} = {value:18.10f} Eh")
+    print(f"\n{result.seconds:.1f} s")
+    if args.json is not None:
+        _write_json(args.json, {"molecule": str(args.molecule), "frozen": args.frozen, **asdict(result)})
+    return 0
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written ({error.strerror}). A file in a folder that exists is expected. Correct --json."
+        ) from error
+
+
+def _say(line: str) -> None:
+    """One line of progress, where it does not mix with the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+# tilewise plan
+
+
+def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="what a contraction of random patterns would cost",
+        description="What a contraction would cost, without a tensor: operands have random blocks.",
+        epilog='example: tilewise plan "ijcd,cdab->ijab" --space ij=4,6,5 --space abcd=uniform:120:24 --density 0.1',
+    )
+    parser.add_argument("expression", help="an einsum string")
+    parser.add_argument(
+        "--space",
+        action="append",
+        default=[],
+        metavar="LETTERS=TILES",
+        help="tiles of one or more indices: sizes 4,6,5 or uniform:SIZE:TILE; once for each space",
+    )
+    parser.add_argument(
+        "--density", default="1", metavar="D[,D...]", help="of all operands, or one for each (default: 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random blocks (default: 0)")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads (default: all cores)")
+    parser.add_argument("--machine", metavar="NAME", help="name or .json file of a machine (default: this computer)")
+    parser.set_defaults(run=_plan)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    spaces = _parse_spaces(args.space)
+    operands = args.expression.replace(" ", "").partition("->")[0].split(",")
+    densities = _parse_densities(args.density, len(operands))
+    patterns = []
+    for number, (letters, density) in enumerate(zip(operands, densities, strict=True)):
+        missing = [letter for letter in letters if letter not in spaces]
+        if missing:
+            raise InputError(
+                f"Index {missing[0]!r} of {args.expression!r} has no space. Each index needs one, and '...' cannot be "
+                f"used here. Add --space {missing[0]}=4,6,5 or --space {missing[0]}=uniform:120:24."
+            )
+        patterns.append(tw.Pattern.random([spaces[letter] for letter in letters], density, args.seed + number))
+    with nullcontext() if args.workers is None else tw.engine("threads", workers=args.workers):
+        made = tw.plan(args.expression, *patterns)
+    show(made if args.machine is None else made.on(Machine.load(args.machine)))
+    return 0
+
+
+def _parse_spaces(texts: Sequence[str]) -> dict[str, tw.Space]:
+    spaces: dict[str, tw.Space] = {}
+    for text in texts:
+        letters, equals, tiles = text.partition("=")
+        if not equals or not letters.strip():
+            raise InputError(
+                f"--space {text!r} names no index. LETTERS=TILES is expected, such as ij=4,6,5. Correct it."
+            )
+        for letter in letters.replace(",", "").strip():
+            if letter in spaces:
+                raise InputError(
+                    f"Index {letter!r} has two spaces. One is expected. Remove one --space, or its letter from one."
+                )
+            spaces[letter] = _parse_tiles(text, tiles, letter)
+    return spaces
+
+
+def _parse_tiles(text: str, tiles: str, name: str) -> tw.Space:
+    kind, *numbers = tiles.split(":") if ":" in tiles else ("", *tiles.split(","))
+    try:
+        values = [int(number) for number in numbers]
+    except ValueError:
+        values = []
+    if kind == "uniform" and len(values) == 2:
+        return tw.Space.uniform(values[0], tile=values[1], name=name)
+    if kind == "" and values:
+        return tw.Space(values, name=name)
+    raise InputError(
+        f"--space {text!r} has the tiles {tiles!r}. Sizes such as 4,6,5 or uniform:SIZE:TILE are expected. Correct it."
+    )
+
+
+def _parse_densities(text: str, operands: int) -> list[float]:
+    try:
+        values = [float(word) for word in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) == 1:
+        return values * operands
+    if len(values) != operands:
+        raise InputError(
+            f"--density {text!r} does not suit {operands} operands. One number, or one for each operand with commas "
+            "between, is expected. Pass, for example, --density 0.1."
+        )
+    return values
+
+
+# tilewise doctor
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="what this computer has; measures its rates",
+        description="What this computer has. Measures its rates, which plans use to predict times, and stores them.",
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--no-measure", action="store_true", help="measure nothing, show what is stored")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from tilewise.engines.calibrate import calibrate
+
+    if args.no_measure:
+        machine, stored = Machine.measured(), None
+    else:
+        machine = calibrate(_say)
+        stored = machine.save()
+    facts = describe_host(machine)
+    if args.json:
+        print(json.dumps(facts | {"stored": str(stored) if stored else None}, indent=1))
+        return 0
+    print_report(host_report(facts, stored))
+    return 0

@@ -1,0 +1,9 @@
+"""Plans, programs and tensors for people: tables in a terminal, pages of HTML, pictures."""
+
+from __future__ import annotations
+
+from tilewise.reports.html import write_page
+from tilewise.reports.plots import plot_pattern
+from tilewise.reports.tables import show
+
+__all__ = ["plot_pattern", "show", "write_page"]

@@ -1,0 +1,93 @@
+"""Memory for elements that is kept for the next tensor of about the same size.
+
+The first touch of fresh memory costs as much as several passes over it, and contractions that are repeated
+ask for the same sizes again and again.  What a dead tensor leaves is therefore kept, up to a limit, and
+handed out again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LEAST_BYTES = 1 << 20
+"""Smaller arrays come from NumPy: its own allocator keeps what is small."""
+
+WASTE = 1.25
+"""A kept piece serves a request if it is at most this much larger."""
+
+
+def default_limit() -> int:
+    """Bytes that may be kept: a sixteenth of the machine's memory, a gigabyte at the most."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        total = 1 << 32
+    return min(total // 16, 1 << 30)
+
+
+class Memory:
+    """Hands out uninitialised arrays and keeps what they leave.
+
+    Parameters
+    ----------
+    limit : int, optional
+        Most bytes that are kept while nobody uses them.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = default_limit() if limit is None else limit
+        self._kept: list[mmap.mmap] = []
+        self._lock = threading.Lock()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that are kept and not in use."""
+        with self._lock:
+            return sum(len(piece) for piece in self._kept)
+
+    def empty(self, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array of that many elements; what it holds is undefined."""
+        size = count * np.dtype(dtype).itemsize
+        if size < LEAST_BYTES:
+            return np.empty(count, dtype)
+        piece = self._take(size)
+        # Slices of the array hold the array, because its own memory belongs to something else than an array;
+        # so the piece comes back only after the last of them is gone.
+        array = np.frombuffer(piece, dtype, count)
+        weakref.finalize(array, self._give_back, piece).atexit = False
+        return array
+
+    def clear(self) -> None:
+        """Return everything that is kept to the system."""
+        with self._lock:
+            self._kept.clear()
+
+    def _take(self, size: int) -> mmap.mmap:
+        with self._lock:
+            fitting = [i for i, piece in enumerate(self._kept) if size <= len(piece) <= WASTE * size]
+            if fitting:
+                return self._kept.pop(min(fitting, key=lambda i: len(self._kept[i])))
+        return _map(size)
+
+    def _give_back(self, piece: mmap.mmap) -> None:
+        with self._lock:
+            self._kept.append(piece)
+            while sum(len(kept) for kept in self._kept) > self.limit:
+                self._kept.pop(0)
+
+
+def _map(size: int) -> mmap.mmap:
+    """Fresh private memory, in huge pages where the system has them."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size)
+    piece = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        piece.madvise(mmap.MADV_HUGEPAGE)
+    return piece

@@ -1,0 +1,42 @@
+"""Calibration: quick and coarse here, to see that every rate is measured and told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilewise.engines import calibrate as module
+from tilewise.engines.blas import libraries
+from tilewise.engines.calibrate import calibrate, faster_blas
+from tilewise.machine import Machine
+
+
+def test_rates_are_measured_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EDGES", (4, 16))
+    monkeypatch.setattr(module, "LARGE_EDGE", 384)
+    monkeypatch.setattr(module, "LARGEST_EXTENT", 128)
+    monkeypatch.setattr(module, "PERMUTED_EXTENT", 16)
+    monkeypatch.setattr(module, "COPIED_WORDS", 1 << 16)
+    monkeypatch.setattr(module, "SECONDS_EACH", 0.0)
+    lines: list[str] = []
+    machine = calibrate(lines.append, workers=1)
+    assert machine.is_measured
+    assert machine.cores == 1
+    assert [edge for edge, _ in machine.gemm_rates] == [4, 16, 384]
+    assert machine.peak_rate > 0
+    found = faster_blas(machine)
+    assert found in libraries()
+    assert found is not None
+    assert found.name == machine.blas
+    for word in ("copy", "permutation", "blocks of 4:", *(library.name for library in libraries())):
+        assert any(word in line for line in lines)
+
+
+def test_library_is_found_again_after_an_update() -> None:
+    (name, *_) = (library.name for library in libraries())
+    older = replace(Machine.default(), blas=f"{name.split(' ')[0]} 0.0.1")
+    found = faster_blas(older)
+    assert found is not None
+    assert found.name == name
+    assert faster_blas(Machine.default()) is None

@@ -1,0 +1,132 @@
+"""Ctrl-C in a long contraction: it stops within a second, and everything still works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PRELUDE = """
+import sys, threading, time
+import numpy as np
+import tilewise as tw
+
+def small():
+    space = tw.Space([30, 40, 20])
+    left, right = tw.random((space, space), 0.7), tw.random((space, space), 0.7, seed=1)
+    made = tw.einsum("ij,jk->ik", left, right)
+    assert np.allclose(made.to_dense(), left.to_dense() @ right.to_dense())
+    return made
+"""
+
+EPILOGUE = """
+def interrupted(run, before_end=lambda: None):
+    print("ready", flush=True)
+    try:
+        while True:
+            run()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    before_end()
+    small()
+    time.sleep(0.3)
+    cpu = time.process_time()
+    time.sleep(0.3)
+    # Threads that went on computing would use the CPU while we sleep.
+    assert time.process_time() - cpu < 0.15, "threads are still busy"
+    stuck = [t.name for t in threading.enumerate() if not t.daemon and not t.name.startswith(("Main", "tilewise"))]
+    assert not stuck, stuck
+    print("done", flush=True)
+"""
+
+PRODUCT = """
+space = tw.Space.uniform({size}, {tile})
+left = tw.random((space, space), {density})
+warm = tw.Space.uniform({size} // 8, {tile})
+w = tw.random((warm, warm), {density})
+assert tw.plan("ij,jk->ik", left, left).kernel == "{kernel}"
+tw.einsum("ij,jk->ik", w, w)
+small()
+interrupted(lambda: tw.einsum("ij,jk->ik", left, left))
+"""
+
+LOOPS = """
+rows, inner, cols = tw.Space([2] * 3000), tw.Space([50] * 30), tw.Space([400] * 30)
+left, right = tw.random((rows, inner)), tw.random((inner, cols))
+assert tw.plan("ij,jk->ik", left, right).kernel == "loops"
+small()
+tw.einsum("ij,jk->ik", tw.random((tw.Space([2]), inner)), right)
+interrupted(lambda: tw.einsum("ij,jk->ik", left, right))
+"""
+
+PERMUTATION = """
+space = tw.Space([20] * 4)
+tensor = tw.random((space,) * 4, dtype=np.float32)
+small()
+tw.einsum("ijkl->ljki", tw.random((tw.Space([20]),) * 4, dtype=np.float32))
+interrupted(lambda: tw.einsum("ijkl->ljki", tensor))
+"""
+
+REPEATS = """
+space = tw.Space([5, 9, 3])
+left = tw.random((space, space), 0.8)
+small()
+def many():
+    for _ in range(100000):
+        tw.einsum("ij,jk,kl->il", left, left, left)
+interrupted(many)
+"""
+
+INTO_OUT = """
+space = tw.Space.uniform(4000, 50)
+left = tw.random((space, space), 0.5)
+out = tw.random((space, space), seed=2)
+warm = tw.random((tw.Space([60] * 9),) * 2)
+tw.einsum("ij,jk->ik", warm, warm, out=warm.copy(), beta=2.0)
+small()
+interrupted(lambda: tw.einsum("ij,jk->ik", left, left, out=out, beta=2.0), before_end=lambda: out.check())
+"""
+
+SCRIPTS = {
+    "packed": PRODUCT.format(size=5000, tile=50, density=0.9, kernel="packed"),
+    "gemm": PRODUCT.format(size=5000, tile=1000, density=1.0, kernel="gemm"),
+    "loops": LOOPS,
+    "permutation": PERMUTATION,
+    "many small ones": REPEATS,
+    "into out": INTO_OUT,
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_ctrl_c_stops_within_a_second(name: str) -> None:
+    paths = [str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + EPILOGUE + SCRIPTS[name]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        assert ready == "ready\n", process.communicate(timeout=60)[1]
+        time.sleep(1.0)
+        assert process.poll() is None
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        answer = process.stdout.readline()
+        seconds = time.monotonic() - begin
+        rest, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert answer == "interrupted\n", errors
+    assert seconds < 1.0
+    assert rest == "done\n", errors
+    assert process.returncode == 0
