@@ -102,9 +102,9 @@ def symmetric_patterns(draw: st.DrawFn, min_modes: int = 2, max_modes: int = 4) 
 
 
 @st.composite
-def _some_blocks(draw: st.DrawFn, every: Pattern) -> Pattern:
+def _some_blocks(draw: st.DrawFn, every: Pattern, fill: float | None = None) -> Pattern:
     """A random part of a pattern's blocks; the seed is drawn, not each block, to keep examples small."""
-    fraction = draw(st.sampled_from((0.0, 0.2, 0.5, 0.8, 1.0)))
+    fraction = draw(st.sampled_from((0.0, 0.2, 0.5, 0.8, 1.0))) if fill is None else fill
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     index = every.index[rng.random(every.nnz_blocks) < fraction]
     return Pattern(every.spaces, index, draw(norm_bounds(len(index))), every.symmetry)
@@ -117,12 +117,16 @@ def tensors(
     dtype: str | None = None,
     max_modes: int = 4,
     symmetric: bool | None = None,
+    fill: float | None = None,
 ) -> BlockTensor:
-    """A tensor of random elements over given or drawn spaces; with a symmetry, without one, or either."""
+    """A tensor of random elements over given or drawn spaces; with a symmetry, without one, or either.
+
+    `fill` is the fraction of blocks that are stored, drawn too without it.
+    """
     kind = draw(st.sampled_from(DTYPES)) if dtype is None else dtype
     if modes is not None:
         shared = None if symmetric is False else draw(_fitting_symmetries(modes))
-        pattern = draw(_some_blocks(Pattern.dense(modes, shared)))
+        pattern = draw(_some_blocks(Pattern.dense(modes, shared), fill))
     elif draw(st.booleans()) if symmetric is None else symmetric:
         pattern = draw(symmetric_patterns(max_modes=max_modes))
     else:
@@ -171,6 +175,10 @@ class EinsumCase:
         return float(np.prod([np.linalg.norm(array.astype(np.complex128)) for array in self.arrays]))
 
 
+FILLS = (1.0, 0.8, 0.6, 0.3, 0.0)
+"""Fractions of blocks stored in the operands of one case; alike for all, or results would mostly be empty."""
+
+
 @st.composite
 def einsum_cases(draw: st.DrawFn, operands: int, dtype: str | None = None) -> EinsumCase:
     """Any valid einsum: repeated, batch, lone and summed indices, scalars, ellipses, implicit outputs.
@@ -178,21 +186,19 @@ def einsum_cases(draw: st.DrawFn, operands: int, dtype: str | None = None) -> Ei
     Spaces come from a small pool, so that operands may have symmetry groups; some spaces have no tiles.
     """
     letters, most, tile = ("abcdef", 4, 3) if operands < 3 else ("abcde", 3, 2)
-    pool = draw(
-        st.lists(
-            spaces(max_tiles=3, max_tile=tile, min_tiles=draw(st.sampled_from((0, 1, 1)))),
-            min_size=1,
-            max_size=2,
-        )
-    )
+    fewest = draw(st.sampled_from((1, 1, 1, 1, 0)))
+    pool = draw(st.lists(spaces(max_tiles=3, max_tile=tile, min_tiles=fewest), min_size=1, max_size=2))
     home = {letter: draw(st.sampled_from(pool)) for letter in letters}
     under = draw(st.lists(st.sampled_from(pool), max_size=draw(st.sampled_from((0, 0, 2)))))
+    fill = draw(st.sampled_from(FILLS[: 5 if operands == 1 else 4]))
     terms, made = [], []
     for _ in range(operands):
-        own = draw(st.lists(st.sampled_from(letters), max_size=most))
-        place, covered = draw(st.integers(0, len(own))), draw(st.integers(0, len(under)))
-        modes = [home[letter] for letter in own]
-        made.append(draw(tensors(modes[:place] + under[len(under) - covered :] + modes[place:], dtype)))
+        modes = draw(st.integers(0, most).flatmap(lambda n: st.tuples(*[st.sampled_from(letters)] * n)))
+        own, place = list(modes), draw(st.integers(0, len(modes)))
+        covered = draw(st.integers(0, len(under)))
+        tilings = [home[letter] for letter in own]
+        every = tilings[:place] + under[len(under) - covered :] + tilings[place:]
+        made.append(draw(tensors(every, dtype, fill=fill)))
         terms.append([*own[:place], *(["..."] if covered else []), *own[place:]])
     text = ",".join(map("".join, terms))
     if draw(st.booleans()):
@@ -214,9 +220,7 @@ def matrix_cases(draw: st.DrawFn, dtype: str, tile: int = 5, batches: int = 0, s
     home = {letter: draw(st.sampled_from(pool)) for letter in m + n + k}
     home |= {letter: draw(spaces(max_tiles=2, max_tile=3, min_tiles=1)) for letter in batch}
     terms = [draw(st.permutations(batch + one + two)) for one, two in ((m, k), (k, n), (m, n))]
-    both = [
-        draw(tensors([home[letter] for letter in term], dtype, symmetric=None if symmetric else False))
-        for term in terms[:2]
-    ]
+    kind, fill = None if symmetric else False, draw(st.sampled_from(FILLS[:4]))
+    both = [draw(tensors([home[c] for c in term], dtype, symmetric=kind, fill=fill)) for term in terms[:2]]
     left, right, out = map("".join, terms)
     return EinsumCase(f"{left},{right}->{out}", tuple(both))

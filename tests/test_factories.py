@@ -97,6 +97,24 @@ def test_from_dense_takes_these_types(dtype: str) -> None:
     np.testing.assert_array_equal(tensor.to_dense(), array)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_foreign_byte_orders_become_native(dtype: str) -> None:
+    """Arrays read from files may be big-endian; compiled loops know the machine's own order only."""
+    foreign = np.dtype(dtype).newbyteorder("S")
+    array = np.arange(30).reshape(6, 5)
+    made = [
+        tw.from_dense(array.astype(foreign), (I, J)),
+        tw.from_blocks({(0, 0): np.ones((2, 1), foreign)}, (I, J)),
+        tw.zeros(pattern=tw.Pattern.dense((I, J)), dtype=foreign),
+        tw.random((I, J), dtype=foreign),
+        tw.random((I, J), dtype=dtype).astype(foreign),
+    ]
+    for tensor in made:
+        assert tensor.dtype.isnative
+        assert tensor.dtype == dtype
+        np.testing.assert_array_equal(tensor.transpose().to_dense(), tensor.to_dense().T)
+
+
 def test_from_dense_reads_any_layout_and_lists() -> None:
     array = np.arange(30.0).reshape(5, 6)
     for view in (array.T, np.asfortranarray(array.T), array.T.copy()[:, ::-1][:, ::-1], array.T.tolist()):

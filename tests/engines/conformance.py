@@ -25,6 +25,7 @@ from tilewise.tensors import Engine
 SMALL = tw.Space([2, 1, 3], name="small")
 MIDDLE = tw.Space([5, 12, 8], name="middle")
 LARGE = tw.Space([60, 35], name="large")
+DEEP = tw.Space([170] * 8, name="deep")
 
 # Expression, spaces of each operand, and the loop that the inspector chooses for it.
 CASES = [
@@ -43,7 +44,9 @@ CASES = [
     ),
     pytest.param("xij,jxk->xik", [(SMALL, MIDDLE, LARGE), (LARGE, SMALL, MIDDLE)], "packed", id="batch"),
     pytest.param("i,j->ij", [(LARGE,), (MIDDLE,)], "packed", id="outer product"),
+    pytest.param("ij,jk->ki", [(tw.Space([40]), DEEP), (DEEP, tw.Space([45]))], "packed", id="few cells"),
     pytest.param("ij,ij->ij", [(LARGE, MIDDLE), (LARGE, MIDDLE)], "loops", id="Hadamard"),
+    pytest.param("ij,ij->", [(DEEP, DEEP), (DEEP, DEEP)], "loops", id="long dot"),
     pytest.param("ij,ij->", [(LARGE, MIDDLE), (LARGE, MIDDLE)], "loops", id="dot"),
     pytest.param("ij,j->i", [(LARGE, MIDDLE), (MIDDLE,)], "loops", id="matrix times vector"),
     pytest.param(

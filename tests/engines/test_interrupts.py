@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+
+from engines.processes import source_environment
 
 PRELUDE = """
 import sys, threading, time
@@ -104,13 +104,12 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_ctrl_c_stops_within_a_second(name: str) -> None:
-    paths = [str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
         [sys.executable, "-c", PRELUDE + EPILOGUE + SCRIPTS[name]],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env=source_environment(),
     )
     try:
         assert process.stdout is not None

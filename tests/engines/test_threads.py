@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +19,7 @@ from hypothesis import strategies as st
 
 import tilewise as tw
 from engines.conformance import WORK, EngineConformance, numpy_einsum, operands_of, plan_of
+from engines.processes import source_environment
 from references import assert_close, stored_bytes
 from strategies import DTYPES
 from tilewise.engines.base import current_engine
@@ -156,6 +161,33 @@ def test_two_threads_of_the_user_share_an_engine() -> None:
     for thread in threads:
         thread.join()
     assert found == [True] * 15
+
+
+FORKING = """
+import os, sys
+import numpy as np
+import tilewise as tw
+space = tw.Space.uniform(400, 20)
+tensor = tw.random((space, space), 0.6)
+expected = tw.einsum("ij,jk->ik", tensor, tensor).to_dense()
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.array_equal(tw.einsum("ij,jk->ik", tensor, tensor).to_dense(), expected) else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    """Threads do not survive a fork (multiprocessing's default on Linux for long); the pool must notice."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
+    process = subprocess.Popen(command, start_new_session=True, env=source_environment())
+    try:
+        assert process.wait(timeout=20) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @given(st.lists(st.floats(0.0, 1e12), max_size=40), st.integers(1, 9))

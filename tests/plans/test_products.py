@@ -90,6 +90,21 @@ def test_large_blocks_are_cut_without_gap(
     assert_complete(plan)
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(101, 99, [77] * 50), (117, 119, [97] * 31), (40, 47, [211] * 29), (40, 99, [77] * 50)]
+)
+def test_pieces_of_a_sum_lose_no_flops(m: int, n: int, k: list[int]) -> None:
+    """A cell cut into pieces: a fraction of its flops each, all of them together."""
+    rows, cols, inner = tw.Space([m]), tw.Space([n]), tw.Space(k)
+    operands = [tw.random((rows, inner)), tw.random((inner, cols))]
+    plan = tw.plan("ik,kj->ij", *operands)
+    assert isinstance(plan, Plan)
+    assert work_of(plan).cells.pieces > 1
+    assert plan.flops == 2 * m * n * sum(k)
+    tw.execute(plan, *operands)
+    assert plan.runs[-1].flops == plan.flops
+
+
 def arrays_of(value: Any, path: str = "plan") -> Iterator[tuple[str, Any]]:
     """All arrays in a plan, with the fields that lead to them."""
     if isinstance(value, np.ndarray):

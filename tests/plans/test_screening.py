@@ -295,6 +295,17 @@ def test_no_room_for_errors_of_operands_is_made_twice() -> None:
     assert made.error_bound <= 10.0
 
 
+@pytest.mark.parametrize("text", ["ij,jk->ik", "ij,jk,kl->il", "ij,jk,kl,lm->im"])
+@pytest.mark.parametrize("tol", [0.0, 1e-300, 1.0, 1e300])
+def test_zeros_can_be_screened(text: str, tol: float) -> None:
+    """Operands of norm zero: with blocks and without."""
+    space = tw.Space([2, 1])
+    for pattern in (tw.Pattern.empty((space, space)), tw.Pattern.dense((space, space))):
+        result = tw.einsum(text, *[tw.zeros(pattern=pattern)] * (text.count(",") + 1), tol=tol)
+        assert result.error_bound == 0.0
+        assert result.norm() == 0.0
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_generated_chains_keep_the_tolerance(data: st.DataObject) -> None:

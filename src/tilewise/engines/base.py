@@ -32,6 +32,9 @@ def make_engine(name: str, **options: Any) -> Engine:
     """An engine by its name."""
     if name not in ENGINES:
         raise InputError(f"There is no engine {name!r}. Expected one of {', '.join(ENGINES)}. Correct the name.")
+    unknown = sorted(set(options) - {"workers"})
+    if unknown:
+        raise InputError(f"The threads engine has no option {unknown[0]!r}. Expected workers=. Correct the option.")
     return ThreadsEngine(**options)
 
 

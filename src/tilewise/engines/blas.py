@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.machine import Machine
+
 PREFIXES = (("float32", "s"), ("float64", "d"), ("complex64", "c"), ("complex128", "z"))
 """BLAS's letter for each element type."""
 
@@ -64,7 +66,7 @@ def _scipy_name() -> str:
     import scipy
 
     for library in _controller().info():
-        if library["user_api"] == "blas" and "scipy" in Path(library["filepath"]).as_posix():
+        if library["user_api"] == "blas" and "scipy.libs" in Path(library["filepath"]).as_posix():
             kernels = library.get("architecture") or "unknown kernels"
             return f"{library['internal_api']} {library['version']} ({kernels}, from SciPy {scipy.__version__})"
     return f"SciPy {scipy.__version__}"
@@ -93,3 +95,10 @@ def libraries() -> tuple[Blas, ...]:
     """Every BLAS that can be called."""
     mkl = mkl_blas()
     return (scipy_blas(),) if mkl is None else (scipy_blas(), mkl)
+
+
+def preferred_blas(machine: Machine) -> Blas:
+    """The library that calibration found faster on large blocks, in whatever version it is there now; else SciPy's."""
+    if machine.is_measured and machine.blas.startswith("MKL"):
+        return mkl_blas() or scipy_blas()
+    return scipy_blas()

@@ -83,12 +83,6 @@ def calibrate(progress: Progress = lambda line: None, workers: int | None = None
     )
 
 
-def faster_blas(machine: Machine) -> Blas | None:
-    """The library that calibration found faster on large blocks, in whatever version it is there now."""
-    family = machine.blas.split(" ")[0]
-    return next((library for library in libraries() if library.name.split(" ")[0] == family), None)
-
-
 def best_seconds(action: Callable[[], object]) -> float:
     """Shortest of some repetitions after one that is not counted: others on the computer only slow it down."""
     action()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.engines.blas import Blas, scipy_blas
+from tilewise.engines.blas import Blas, preferred_blas
 from tilewise.engines.kernels.blocks import make_tables
 from tilewise.engines.kernels.gemm import gemm_cells
 from tilewise.engines.kernels.loops import loop_cells
@@ -20,6 +20,7 @@ from tilewise.engines.kernels.reductions import gather_blocks, make_scratch
 from tilewise.engines.views import blocks_view, cells_view, frozen, gather_view, panels_view, result_view
 from tilewise.engines.workers import Workers, available_cores
 from tilewise.errors import InputError
+from tilewise.machine import Machine
 from tilewise.patterns import Pattern
 from tilewise.plans import Plan, Product, Sum
 from tilewise.plans.inspector import CHUNK_DEPTH, packed_columns, packed_rows
@@ -91,17 +92,19 @@ class ThreadsEngine:
     ----------
     workers : int, optional
         Number of threads; all cores this process may use by default.
+    blas : Blas, optional
+        The library for large blocks; by default the one that ``tilewise doctor`` found faster, else SciPy's.
     """
 
     name = "threads"
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, blas: Blas | None = None) -> None:
         count = available_cores() if workers is None else workers
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
             raise InputError(f"workers={workers!r} is no number of threads. Expected an integer >= 1. Correct it.")
         self._workers = Workers(int(count))
         self._memory = Memory()
-        self.blas: Blas = scipy_blas()
+        self.blas: Blas = preferred_blas(Machine.measured()) if blas is None else blas
 
     @property
     def workers(self) -> int:
@@ -120,14 +123,12 @@ class ThreadsEngine:
         """Run a plan; see `tilewise.tensors.Engine`."""
         begin = time.perf_counter()
         job = self._prepare(plan, operands, out, alpha, beta)
-        packing_seconds, buffer_bytes = 0.0, 0
-        if isinstance(plan.work, Sum):
-            self._gather(job, plan.work)
-            squares = job.squares
-        else:
-            if len(job.squares):
-                packing_seconds, buffer_bytes = self._multiply(job, plan.work)
-            squares = np.bincount(plan.work.cells.block, job.squares, plan.result.nnz_blocks).astype(np.float64)
+        try:
+            packing_seconds, buffer_bytes, squares = self._compute(job)
+        except BaseException:
+            # Interrupted half-way: nothing is known of the blocks that were being written.
+            job.target.replace_norms(np.full(job.target.pattern.nnz_blocks, np.inf))
+            raise
         _update_norms(job.target, job.slots, squares, beta)
         tasks, calls, flops = (int(n) for n in job.tally.sum(axis=0))
         plan.runs.append(
@@ -144,6 +145,16 @@ class ThreadsEngine:
             )
         )
         return job.target
+
+    def _compute(self, job: Job) -> tuple[float, int, Floats]:
+        """Seconds of packing, bytes of buffers, and the sum of squares of each result block."""
+        plan = job.plan
+        if isinstance(plan.work, Sum):
+            self._gather(job, plan.work)
+            return 0.0, 0, job.squares
+        seconds, buffer_bytes = self._multiply(job, plan.work) if len(job.squares) else (0.0, 0)
+        squares = np.bincount(plan.work.cells.block, job.squares, plan.result.nnz_blocks)
+        return seconds, buffer_bytes, squares.astype(np.float64)
 
     def _prepare(
         self,
@@ -344,7 +355,8 @@ def _add_pieces(partial: Array, job: Job, work: Product) -> None:
         at = job.target.arena.offsets[block if job.slots is None else job.slots[block]]
         part = job.target.arena.data[at : at + size]
         part[...] = total[begin : begin + size] if job.fresh else part + total[begin : begin + size]
-        job.squares[first[block]] = float(np.vdot(part, part).real)
+        wide = part.astype(np.result_type(part.dtype, np.float64))
+        job.squares[first[block]] = float(np.vdot(wide, wide).real)
 
 
 def _column_places(work: Product, job: Job) -> tuple[Ints, int]:
@@ -386,7 +398,8 @@ def _update_norms(target: BlockTensor, slots: Ints | None, squares: Floats, beta
     norms = norms_of_squares(squares)
     if slots is not None:
         old = target.pattern.norms
-        every = np.where(old == 0, 0.0, old * abs(beta)) if beta else np.zeros(len(old))
+        slack = abs(beta) * (1 + 4 * float(np.finfo(target.dtype).eps)) if beta != 1 else 1.0
+        every = np.where(old == 0, 0.0, old * slack) if beta else np.zeros(len(old))
         every[slots] = norms
         norms = every
     target.replace_norms(norms)

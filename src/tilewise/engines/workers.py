@@ -30,6 +30,7 @@ class Workers:
     def __init__(self, count: int) -> None:
         self.count = count
         self._pool: ThreadPoolExecutor | None = None
+        self._process = os.getpid()
 
     def run(self, loop: Loop, weights: npt.NDArray[np.float64]) -> None:
         """Run tasks ``0 .. len(weights) - 1``: a contiguous share of the weight to each worker, then stealing."""
@@ -38,9 +39,7 @@ class Workers:
             loop(0, share(weights, 1), stop)
             return
         queues = share(weights, self.count)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="tilewise")
-        futures = [self._pool.submit(loop, worker, queues, stop) for worker in range(self.count)]
+        futures = [self._threads().submit(loop, worker, queues, stop) for worker in range(self.count)]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
@@ -49,6 +48,13 @@ class Workers:
             wait(futures)
         for future in futures:
             future.result()
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """The pool; a forked process has none of its parent's threads and needs its own."""
+        if self._pool is None or self._process != os.getpid():
+            self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="tilewise")
+            self._process = os.getpid()
+        return self._pool
 
 
 def share(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[Any]:

@@ -9,8 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tilewise.engines.blas import libraries
-from tilewise.engines.calibrate import faster_blas
+from tilewise.engines.blas import libraries, preferred_blas
 from tilewise.engines.kernels.microkernel import REGISTER_BYTES
 from tilewise.machine import Machine, cpu_model, host_caches, host_cores, host_memory
 from tilewise.plans.explain import Report, Table, bytes_text, seconds_text
@@ -39,7 +38,6 @@ def version_of(package: str) -> str | None:
 
 def describe_host(machine: Machine) -> dict[str, Any]:
     """Everything that ``tilewise doctor`` prints, as plain values."""
-    used = faster_blas(machine)
     return {
         "tilewise": version_of("tilewise"),
         "python": platform.python_version(),
@@ -50,7 +48,7 @@ def describe_host(machine: Machine) -> dict[str, Any]:
         "cache_bytes": list(host_caches()),
         "register_bits": 8 * REGISTER_BYTES,
         "blas": [library.name for library in libraries()],
-        "blas_faster": None if used is None else used.name,
+        "blas_used": preferred_blas(machine).name,
         "extras": {
             package: {"version": version_of(package), "for": purpose, "install": f"pip install 'tilewise[{extra}]'"}
             for package, extra, purpose in EXTRAS
@@ -67,7 +65,7 @@ def host_report(facts: Mapping[str, Any], stored: Path | None) -> Report:
         ("processor", f"{facts['cpu']}, {facts['cores']} cores, {facts['register_bits']}-bit registers"),
         ("memory", bytes_text(facts["memory_bytes"]) if facts["memory_bytes"] else "unknown"),
         ("caches", ", ".join(map(bytes_text, facts["cache_bytes"])) or "unknown"),
-        *(("BLAS", _blas_text(name, facts["blas_faster"])) for name in facts["blas"]),
+        *(("BLAS", _blas_text(name, facts["blas_used"])) for name in facts["blas"]),
     ]
     extras = [(name, *_extra_cells(extra)) for name, extra in facts["extras"].items()]
     tables = (

@@ -75,7 +75,7 @@ def scaled_tensor(tensor: BlockTensor, factor: Scalar) -> BlockTensor:
         raise InputError(f"A tensor times {factor} is not a tensor. Expected a finite factor. Check the factor.")
     data = tensor.arena.data * np.asarray(factor).astype(np.result_type(tensor.dtype, type(factor)))
     data = data.astype(_scaled_dtype(tensor.dtype, factor), copy=False)
-    pattern = scaled(tensor.pattern, abs(factor) * (1 + 1e-12))
+    pattern = scaled(tensor.pattern, abs(factor) * (1 + 4 * float(np.finfo(data.dtype).eps)))
     return BlockTensor(pattern, Arena(data, tensor.arena.offsets), tensor.engine, tensor.error_bound * abs(factor))
 
 

@@ -137,10 +137,13 @@ def pack_columns(blocks: Any, panels: Any, strip: int, out: Any, at: int, parts:
         base = blocks.start[b] * parts
         for e in range(tables.count[2]):
             source, first = base + tables.batch[e], 0
+            target = at + e * stride
+            if parts == 1 and tables.step[0] == 1 and blocks.sign[b] == 1.0:
+                first = _pack_lines(blocks.data, source, tables, begin, size, out, target, depth, panels.at[entry])
             while first < size:
                 columns = min(whole, size - first)
                 width = padded(columns * parts, lanes)
-                to = at + e * stride + (first * parts * depth + panels.at[entry] * width) * parts
+                to = target + (first * parts * depth + panels.at[entry] * width) * parts
                 if parts == 1:
                     _pack_columns_real(
                         blocks.data, source, tables, begin + first, columns, width, out, to, blocks.sign[b]
@@ -153,26 +156,34 @@ def pack_columns(blocks: Any, panels: Any, strip: int, out: Any, at: int, parts:
 
 
 @compiled
+def _pack_lines(
+    data: Any, source: int, tables: Any, begin: int, size: int, out: Any, target: int, depth: int, k0: int
+) -> int:
+    """Whole slivers of a block whose columns are neighbours: read line by line; returns the columns done."""
+    item, lanes = data.itemsize, lanes_of(data)
+    sample = data.dtype.type(0)
+    whole = lanes * MAX_VECTORS
+    slivers = size // whole
+    step = whole * depth * item
+    for k in range(tables.count[1]):
+        line = np.int64(data.ctypes.data) + (source + tables.inner[k] + tables.free[begin]) * item
+        to = np.int64(out.ctypes.data) + (target + (k0 + k) * whole) * item
+        for _ in range(slivers):
+            copy_vector(sample, to, line)
+            copy_vector(sample, to + lanes * item, line + lanes * item)
+            line += whole * item
+            to += step
+    return slivers * whole
+
+
+@compiled
 def _pack_columns_real(
     data: Any, source: int, tables: Any, begin: int, columns: int, width: int, out: Any, to: int, sign: float
 ) -> None:
-    item, lanes = data.itemsize, lanes_of(data)
-    sample, scale = data.dtype.type(0), data.dtype.type(sign)
+    scale = data.dtype.type(sign)
     free, inner, count = tables.free, tables.inner, tables.count[1]
     whole = columns == width and sign == 1.0
-    if whole and tables.step[0] == 1:
-        line = np.int64(data.ctypes.data) + (source + free[begin]) * item
-        target = np.int64(out.ctypes.data) + to * item
-        if width == lanes:
-            for k in range(count):
-                copy_vector(sample, target, line + inner[k] * item)
-                target += width * item
-        else:
-            for k in range(count):
-                copy_vector(sample, target, line + inner[k] * item)
-                copy_vector(sample, target + lanes * item, line + (inner[k] + lanes) * item)
-                target += width * item
-    elif whole and tables.step[1] == 1 and tables.step[0] > 1:
+    if whole and tables.step[1] == 1 and tables.step[0] > 1:
         _transpose_columns(data, source + free[begin], tables.step[0], count, out, to, width)
     else:
         for k in range(count):
