@@ -68,8 +68,10 @@ def true_norm(array: Array) -> float:
     largest = float(np.abs(array).max(initial=0.0))
     if largest in (0.0, math.inf):
         return largest
-    wide = array.astype(np.complex128) / largest
-    return largest * math.sqrt(math.fsum((wide.real**2 + wide.imag**2).ravel().tolist()))
+    wide = array.astype(np.complex128)
+    # Part by part: a complex division by the smallest numbers overflows on its way.
+    squares = (wide.real / largest) ** 2 + (wide.imag / largest) ** 2
+    return largest * math.sqrt(math.fsum(squares.ravel().tolist()))
 
 
 def assert_sound(tensor: BlockTensor) -> None:

@@ -492,6 +492,18 @@ def test_a_screened_plan_refuses_larger_norms(text: str) -> None:
         tw.execute(plan, *[2 * operand for operand in operands])
 
 
+@pytest.mark.parametrize("text", ["ij,jk->ik", "ij,jk,kl->il"])
+def test_plans_are_made_for_a_machine(text: str) -> None:
+    operands = [tensor_over(OCC, OCC)] * (text.count(",") + 1)
+    machine = tw.Machine.load("default")
+    plan = tw.plan(text, *operands, machine=machine)
+    steps = [step.plan for step in plan.steps] if isinstance(plan, tw.Program) else [plan]
+    assert all(step.machine == machine for step in steps)
+    wrong: Any = "default"
+    with pytest.raises(tw.InputError, match=r"machine='default'.*Machine\.load"):
+        tw.plan(text, *operands, machine=wrong)
+
+
 # ---- dot ----
 
 

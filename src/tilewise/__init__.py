@@ -6,15 +6,18 @@ from tilewise.contract import dot, einsum, execute, plan
 from tilewise.engines.base import engine
 from tilewise.errors import InputError, MemoryBudgetError, MissingPackageError, TilewiseError
 from tilewise.factories import from_blocks, from_dense, random, zeros
+from tilewise.machine import Machine
 from tilewise.patterns import Pattern, Symmetry
 from tilewise.plans import Plan, Program
 from tilewise.spaces import Space
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.tilings import retile
+from tilewise.trace import Trace
 
 __all__ = [
     "BlockTensor",
     "InputError",
+    "Machine",
     "MemoryBudgetError",
     "MissingPackageError",
     "Pattern",
@@ -23,6 +26,7 @@ __all__ = [
     "Space",
     "Symmetry",
     "TilewiseError",
+    "Trace",
     "dot",
     "einsum",
     "engine",

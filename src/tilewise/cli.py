@@ -232,3 +232,7 @@ def _doctor(args: argparse.Namespace) -> int:
         return 0
     print_report(host_report(facts, stored))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
+from typing import Any, NoReturn
 
 import numpy as np
 
 from tilewise.engines.base import current_engine, make_engine
 from tilewise.errors import InputError
 from tilewise.expressions import check_spaces, parse_expression
-from tilewise.patterns import Pattern
-from tilewise.plans import Plan, Program, Step, Sum, plan_steps
-from tilewise.plans.propagation import parse_tolerance, product_error, reduced_error
+from tilewise.machine import Machine
+from tilewise.patterns import Pattern, equal_structure
+from tilewise.plans import Plan, Program, Step, plan_steps
+from tilewise.plans.propagation import NORM_LENIENCE, parse_tolerance, scaled_error
+from tilewise.plans.steps import check_errors, propagate_errors, retyped, step_error
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.protocol import Scalar
+from tilewise.tensors.scalars import parse_factor
 
 Operand = BlockTensor | Pattern
 
@@ -63,12 +69,17 @@ def einsum(
     >>> tw.einsum("ijcd,cdab->ijab", t, v).shape
     (5, 5, 8, 8)
     """
-    made = plan(expression, *operands, tol=tol, engine=engine)
-    return execute(made, *operands, out=out, alpha=alpha, beta=beta, engine=engine)
+    runner = _engine(engine)
+    made = plan(expression, *operands, tol=tol, engine=runner)
+    return execute(made, *operands, out=out, alpha=alpha, beta=beta, engine=runner)
 
 
 def plan(
-    expression: str, *operands: Operand, tol: float | None = None, engine: str | Engine | None = None
+    expression: str,
+    *operands: Operand,
+    tol: float | None = None,
+    engine: str | Engine | None = None,
+    machine: Machine | None = None,
 ) -> Plan | Program:
     """Say what a contraction will do and cost, before anything is allocated.
 
@@ -77,11 +88,13 @@ def plan(
     expression : str
         An einsum string.
     *operands : BlockTensor or Pattern
-        Only patterns are looked at.
+        Only patterns are looked at; without a tensor the elements are taken to be float64.
     tol : float, optional
         Largest Frobenius error of the result.
     engine : str or Engine, optional
         For whom the projection is made.
+    machine : Machine, optional
+        Where the projection is made for; this computer by default.
 
     Examples
     --------
@@ -96,11 +109,14 @@ def plan(
     parsed = parse_expression(expression, tuple(p.ndim for p in patterns))
     check_spaces(parsed, [p.spaces for p in patterns])
     errors = [o.error_bound if isinstance(o, BlockTensor) else 0.0 for o in operands]
-    dtype, workers = _dtype(operands), _engine(engine).workers
-    steps, bound = plan_steps(parsed, patterns, dtype, parse_tolerance(tol), errors, workers)
+    tolerance, workers = parse_tolerance(tol), _engine(engine).workers
+    steps, bound = plan_steps(parsed, patterns, _dtype(operands), tolerance, errors, workers)
+    made: Plan | Program
     if len(steps) == 1:
-        return steps[0].plan
-    return Program(parsed.label(), tuple(patterns), steps, tol, bound)
+        made = steps[0].plan if steps[0].plan.tolerance == tolerance else replace(steps[0].plan, tolerance=tolerance)
+    else:
+        made = Program(parsed.label(), tuple(patterns), steps, tolerance, bound)
+    return made if machine is None else made.on(_machine(machine))
 
 
 def execute(
@@ -113,6 +129,10 @@ def execute(
 ) -> BlockTensor:
     """Run a plan on tensors that have the patterns it was made for.
 
+    The result has the tensors' element type; where that is not the plan's, the plan is worked out again for it.
+    A plan with a tolerance runs only on tensors with which it keeps it: their norms are not above those it was
+    made for, and their own error bounds leave room.
+
     Examples
     --------
     >>> import tilewise as tw
@@ -123,22 +143,27 @@ def execute(
     """
     runner = _engine(engine)
     steps = plan.steps if isinstance(plan, Program) else (Step(plan, tuple(range(len(plan.operands))), -1, ()),)
-    patterns = plan.operands if isinstance(plan, Program) else [o.pattern for o in plan.operands]
-    _check_match(patterns, operands, plan.tolerance)
+    patterns = plan.operands if isinstance(plan, Program) else tuple(o.pattern for o in plan.operands)
+    _check_match(patterns, operands, plan.tolerance if len(patterns) > 1 else None)
+    if (dtype := _dtype(operands)) != plan.dtype:
+        steps = tuple(replace(step, plan=retyped(step.plan, dtype)) for step in steps)
+    promised = _promised_error(plan.tolerance, steps, patterns, operands)
+    alpha = parse_factor("alpha", alpha, dtype)
+    beta = parse_factor("beta", beta, dtype)
     if out is not None:
-        _check_out(out, plan, operands, beta)
+        _check_out(out, plan.result, dtype, operands)
     alive = dict(enumerate(operands))
-    for number, step in enumerate(steps):
-        last = number == len(steps) - 1
+    for step in steps[:-1]:
         inputs = [alive[i] for i in step.inputs]
-        if last:
-            result = runner.run(step.plan, inputs, out=out, alpha=alpha, beta=beta)
-        else:
-            result = runner.run(step.plan, inputs)
-        _note_error(result, step.plan, inputs, alpha if last else 1, beta if last and out is not None else 0)
-        alive[step.result] = result
+        alive[step.result] = runner.run(step.plan, inputs)
+        alive[step.result].error_bound = _error(step.plan, inputs)
         for done in step.frees:
             del alive[done]
+    inputs = [alive[i] for i in steps[-1].inputs]
+    held = out.error_bound if out is not None else 0.0
+    result = runner.run(steps[-1].plan, inputs, out=out, alpha=alpha, beta=beta)
+    error = min(_error(steps[-1].plan, inputs), promised)
+    result.error_bound = scaled_error(abs(alpha), error) + scaled_error(abs(beta), held)
     return result
 
 
@@ -153,20 +178,35 @@ def dot(left: BlockTensor, right: BlockTensor) -> complex | float:
     >>> tw.dot(t, t)
     3.0
     """
+    _check_tensors((left, right), "dot")
+    if left.ndim != right.ndim:
+        raise InputError(
+            f"dot of tensors with {left.ndim} and {right.ndim} modes. Expected the same modes in both. Contract them "
+            "with tw.einsum."
+        )
     names = "".join(chr(ord("a") + d) for d in range(left.ndim))
-    other = "".join(chr(ord("a") + d) for d in range(right.ndim))
     conjugate = left.conj() if left.dtype.kind == "c" else left
-    value: complex | float = einsum(f"{names},{other}->", conjugate, right).item()
+    value: complex | float = einsum(f"{names},{names}->", conjugate, right).item()
     return value
 
 
-def _check_operands(text: str, operands: Sequence[Operand]) -> None:
+def _check_operands(text: str, operands: Sequence[object]) -> None:
     for number, operand in enumerate(operands):
         if not isinstance(operand, (BlockTensor, Pattern)):
-            raise InputError(
-                f"Operand {number} of {text!r} is a {type(operand).__name__}. Expected a BlockTensor. "
-                "Make one of an array with tw.from_dense(array, spaces)."
-            )
+            _raise_no_tensor(number, operand, repr(text))
+
+
+def _check_tensors(operands: Sequence[object], where: str) -> None:
+    for number, operand in enumerate(operands):
+        if not isinstance(operand, BlockTensor):
+            _raise_no_tensor(number, operand, where)
+
+
+def _raise_no_tensor(number: int, operand: object, where: str) -> NoReturn:
+    raise InputError(
+        f"Operand {number} of {where} is a {type(operand).__name__}. Expected a BlockTensor. "
+        "Make one of an array with tw.from_dense(array, spaces)."
+    )
 
 
 def _dtype(operands: Sequence[Operand]) -> np.dtype[np.generic]:
@@ -174,50 +214,68 @@ def _dtype(operands: Sequence[Operand]) -> np.dtype[np.generic]:
     return reduce(np.promote_types, kinds) if kinds else np.dtype(np.float64)
 
 
-def _engine(engine: str | Engine | None) -> Engine:
+def _engine(engine: Any) -> Engine:
     if engine is None:
         return current_engine()
-    return make_engine(engine) if isinstance(engine, str) else engine
+    if isinstance(engine, str):
+        return make_engine(engine)
+    if isinstance(engine, type) or not hasattr(engine, "run") or not hasattr(engine, "workers"):
+        raise InputError(
+            f"engine={engine!r} runs no plans. Expected a name such as 'threads', or an engine. Use what "
+            "tw.engine('threads') gives, or leave engine= away."
+        )
+    return engine  # type: ignore[no-any-return]
 
 
-def _note_error(result: BlockTensor, plan: Plan, inputs: list[BlockTensor], alpha: Scalar, beta: Scalar) -> None:
-    """Set the result's error bound from its operands' and from what the plan dropped."""
-    if isinstance(plan.work, Sum):
-        made = reduced_error(plan.work.reduction, inputs[0].pattern, inputs[0].error_bound)
-    else:
-        left, right = inputs
-        norms = left.pattern.norm if right.error_bound else 0.0, right.pattern.norm if left.error_bound else 0.0
-        made = product_error(*norms, left.error_bound, right.error_bound) + plan.dropped_bound
-    result.error_bound = abs(alpha) * made + (abs(beta) * result.error_bound if beta else 0.0)
+def _machine(machine: object) -> Machine:
+    if not isinstance(machine, Machine):
+        raise InputError(
+            f"machine={machine!r} is no machine. Expected a Machine, or None for this computer. Make one with "
+            "tw.Machine.load(name)."
+        )
+    return machine
+
+
+def _error(plan: Plan, inputs: Sequence[BlockTensor]) -> float:
+    """Bound on the error of what a step made, from its operands' and from what it dropped."""
+    return step_error(plan, [tensor.pattern for tensor in inputs], [tensor.error_bound for tensor in inputs])
+
+
+def _promised_error(
+    tol: float | None, steps: Sequence[Step], patterns: Sequence[Pattern], operands: Sequence[BlockTensor]
+) -> float:
+    """The bound on the error that a run will keep; a tolerance that it would not keep is an error before the run."""
+    if tol is None:
+        return math.inf
+    bound = propagate_errors(steps, patterns, [tensor.error_bound for tensor in operands])[-1]
+    check_errors(bound, tol)
+    return bound
 
 
 def _check_match(patterns: Sequence[Pattern], operands: Sequence[BlockTensor], tol: float | None) -> None:
+    _check_tensors(operands, "the plan")
     if len(patterns) != len(operands):
         raise InputError(
-            f"{len(operands)} tensors were given for a plan of {len(patterns)} operands. Expected one tensor each. "
-            "Pass the tensors in the order of the expression."
+            f"{len(operands)} {'tensor was' if len(operands) == 1 else 'tensors were'} given for a plan of "
+            f"{len(patterns)} operands. Expected one tensor each. Pass the tensors in the order of the expression."
         )
     for number, (pattern, operand) in enumerate(zip(patterns, operands, strict=True)):
         own = operand.pattern
         if own is pattern:
             continue
-        if (
-            own.spaces != pattern.spaces
-            or own.symmetry != pattern.symmetry
-            or not np.array_equal(own.index, pattern.index)
-        ):
+        if not equal_structure(own, pattern):
             raise InputError(
                 f"Operand {number} has {own!r}, but the plan was made for {pattern!r}. Expected the same blocks. "
                 "Make a new plan for this tensor."
             )
-        if tol is not None and np.any(own.norms > pattern.norms * (1 + 1e-9)):
+        if tol is not None and np.any(own.norms > pattern.norms * (1 + NORM_LENIENCE)):
             raise InputError(
                 f"Operand {number} has blocks with larger norms than the plan was made for, so tol={tol} would not be "
                 "kept. Expected norms not above the plan's. Make a new plan for this tensor."
             )
 
 
-def _check_out(out: BlockTensor, plan: Plan | Program, operands: Sequence[BlockTensor], beta: Scalar) -> None:
+def _check_out(out: BlockTensor, result: Pattern, dtype: np.dtype[np.generic], operands: Sequence[BlockTensor]) -> None:
     if not isinstance(out, BlockTensor):
         raise InputError(
             f"out= is a {type(out).__name__}. Expected a BlockTensor. Make one with tw.zeros(pattern=plan.result)."
@@ -226,14 +284,14 @@ def _check_out(out: BlockTensor, plan: Plan | Program, operands: Sequence[BlockT
         raise InputError(
             "out= has a permutational symmetry. Expected a tensor that stores all blocks. Leave out= away."
         )
-    if out.spaces != plan.result.spaces:
+    if out.spaces != result.spaces:
         raise InputError(
-            f"out= has the spaces {out.spaces}, the result {plan.result.spaces}. Expected equal spaces, tile by tile. "
+            f"out= has the spaces {out.spaces}, the result {result.spaces}. Expected equal spaces, tile by tile. "
             "Use tw.zeros(pattern=plan.result)."
         )
-    if out.dtype != plan.dtype:
+    if out.dtype != dtype:
         raise InputError(
-            f"out= holds {out.dtype.name}, the result is {plan.dtype.name}. Expected the same type. Use out.astype()."
+            f"out= holds {out.dtype.name}, the result is {dtype.name}. Expected the same type. Use out.astype()."
         )
     if any(o is out or np.shares_memory(o.arena.data, out.arena.data) for o in operands):
         raise InputError("out= is one of the operands. Expected a tensor of its own. Pass a copy().")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,9 @@ from tilewise.engines.base import current_engine
 from tilewise.errors import InputError
 from tilewise.patterns import Pattern, Symmetry
 from tilewise.spaces import Space
+from tilewise.spaces.integers import parse_integer
 from tilewise.tensors import BlockTensor
-from tilewise.tensors.create import join_blocks, make_random, make_zeros, split_dense
+from tilewise.tensors.create import join_blocks, make_random, make_zeros, parse_modes, split_dense
 
 
 def zeros(
@@ -31,8 +32,8 @@ def zeros(
     >>> tw.zeros((i, i)).pattern.nnz_blocks, tw.zeros(pattern=tw.Pattern.dense((i, i))).pattern.nnz_blocks
     (0, 4)
     """
-    if pattern is None:
-        pattern = Pattern.empty(_given(spaces))
+    if not _is_given(pattern, spaces):
+        pattern = Pattern.empty(parse_modes(spaces))
     return make_zeros(pattern, dtype, current_engine())
 
 
@@ -62,16 +63,19 @@ def random(
     symmetry : Symmetry, optional
         Groups of modes with a sign.
     """
-    if pattern is None:
-        pattern = Pattern.random(_given(spaces), density, seed, symmetry)
-    return make_random(pattern, dtype, seed, current_engine())
+    number = parse_integer(seed, "seed", "Pass a number such as seed=0.")
+    if number < 0:
+        raise InputError(f"seed={number} is negative. Expected an integer >= 0. Pass a number such as seed=0.")
+    if not _is_given(pattern, spaces, symmetry):
+        pattern = Pattern.random(parse_modes(spaces), density, number, symmetry)
+    return make_random(pattern, dtype, number, current_engine())
 
 
 def from_dense(
     array: npt.ArrayLike, spaces: Sequence[Space], threshold: float = 0.0, *, symmetry: Symmetry | None = None
 ) -> BlockTensor:
     """Cut a dense array into blocks; those whose norm is not above the threshold are dropped."""
-    return split_dense(array, tuple(spaces), threshold, symmetry, current_engine())
+    return split_dense(array, spaces, threshold, symmetry, current_engine())
 
 
 def from_blocks(
@@ -86,12 +90,27 @@ def from_blocks(
     >>> tw.from_blocks({(0, 1): np.ones((2, 3))}, (i, i)).norm() ** 2
     6.000000000000001
     """
-    return join_blocks(blocks, tuple(spaces), symmetry, current_engine())
+    return join_blocks(blocks, spaces, symmetry, current_engine())
 
 
-def _given(spaces: Sequence[Space] | None) -> Sequence[Space]:
-    if spaces is None:
+def _is_given(
+    pattern: Pattern | None, spaces: Sequence[Space] | None, symmetry: Symmetry | None = None
+) -> TypeGuard[Pattern]:
+    """Whether there is a pattern; it must stand alone."""
+    if pattern is None:
+        if spaces is None:
+            raise InputError(
+                "Neither spaces nor a pattern were given. Expected one of them. Pass spaces=(...) or pattern=p."
+            )
+        return False
+    if not isinstance(pattern, Pattern):
         raise InputError(
-            "Neither spaces nor a pattern were given. Expected one of them. Pass spaces=(...) or pattern=p."
+            f"pattern= is a {type(pattern).__name__}. Expected a Pattern. Pass tensor.pattern, or make one with "
+            "tw.Pattern."
         )
-    return spaces
+    if spaces is not None or symmetry is not None:
+        raise InputError(
+            "Both spaces (or a symmetry) and a pattern were given. Expected one of them: a pattern has its own spaces "
+            "and symmetry. Leave the others away."
+        )
+    return True

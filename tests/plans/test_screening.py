@@ -211,6 +211,29 @@ def test_operands_with_more_error_than_tol_allows_are_refused(text: str) -> None
         tw.einsum(text, *[result] * (text.count(",") + 1), tol=1e-9)
 
 
+@pytest.mark.parametrize("text", ["ij->ji", "ij,jk->ik", "ij,kk->ij", "ij,jk,kl->il"])
+def test_a_plan_of_patterns_refuses_tensors_whose_own_errors_break_its_tolerance(text: str) -> None:
+    left, _ = decaying_chain(6, 2, cut=0.0)
+    operands = [left] * (text.count(",") + 1)
+    plan = tw.plan(text, *[operand.pattern for operand in operands], tol=1e-3)
+    assert tw.execute(plan, *operands).error_bound <= 1e-3
+    left.error_bound = 1e-9
+    assert 0 < tw.execute(plan, *operands).error_bound <= 1e-3
+    left.error_bound = 1e-2
+    with pytest.raises(tw.InputError, match=r"error.*tol=0\.001.*larger tol"):
+        tw.execute(plan, *operands)
+
+
+@pytest.mark.parametrize("text", ["ij,jk->ik", "ij,jk,kl->il"])
+def test_tensors_scaled_to_the_norms_of_a_pattern_fit_its_plan(text: str) -> None:
+    space = tw.Space([3] * 12)
+    pattern = tw.Pattern.decaying((space, space), length=1.0)
+    count = text.count(",") + 1
+    plan = tw.plan(text, *[pattern] * count, tol=1e-3)
+    result = tw.execute(plan, *[tw.random(pattern=pattern, seed=seed) for seed in range(count)])
+    assert 0 < result.error_bound <= 1e-3
+
+
 # ---- many operands ----
 
 CHAINS = [
@@ -312,7 +335,8 @@ def test_generated_chains_keep_the_tolerance(data: st.DataObject) -> None:
     text = data.draw(st.sampled_from(CHAINS))
     space = tw.Space([1, 2, 1])
     terms = text.split("->")[0].split(",")
-    made = [data.draw(tensors([space] * len(term), "float64")) for term in terms]
+    fill = data.draw(st.sampled_from((1.0, 0.7)))
+    made = [data.draw(tensors([space] * len(term), "float64", fill=fill)) for term in terms]
     operands = [decades(tensor, seed, 6.0) for seed, tensor in enumerate(made)]
     tol = 10.0 ** data.draw(st.integers(-8, 2))
     result = tw.einsum(text, *operands, tol=tol)

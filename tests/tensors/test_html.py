@@ -25,6 +25,11 @@ def test_facts_are_there_and_names_are_escaped() -> None:
     assert "<b>" not in html
 
 
+def test_notebooks_show_it() -> None:
+    tensor = tw.random((SPACE, SPACE))
+    assert tensor._repr_html_() == tensor_html(tensor)
+
+
 def test_blocks_are_drawn_to_scale() -> None:
     (box,) = rectangles(pattern_svg(tw.Pattern((SPACE, SPACE), [(1, 0)])))
     assert [float(box[name]) for name in ("x", "y", "width", "height")] == [0, 64, 64, 96]

@@ -7,6 +7,7 @@ import pytest
 
 import tilewise as tw
 from references import assert_sound, true_norm
+from tilewise.tensors.storage import Arena, checked_norms
 
 ONE = tw.Space([1], name="one")
 PAIR = tw.Space([2], name="pair")
@@ -78,6 +79,17 @@ def test_single_precision_reaches_its_own_ends(dtype: str, value: float) -> None
     assert_sound(tensor)
     assert_sound(tw.einsum("ij->ji", tensor))
     assert_sound(0.1 * tensor)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_squares_that_vanish_or_overflow_are_looked_at_again(dtype: str) -> None:
+    data = np.array([1e-200, 1e-200, 3.0, 1e200, 0.0, 0.0], dtype)
+    arena = Arena(data, np.array([0, 2, 3, 4]))
+    squares = np.array([0.0, 9.0, np.inf, 0.0])
+    expected = [np.sqrt(2) * 1e-200, 3.0, 1e200, 0.0]
+    np.testing.assert_allclose(checked_norms(squares, arena), expected, rtol=1e-11)
+    rows = np.array([3, 0])
+    np.testing.assert_allclose(checked_norms(squares[rows], arena, rows), [0.0, expected[0]], rtol=1e-11)
 
 
 def test_unknown_norms_are_never_dropped() -> None:

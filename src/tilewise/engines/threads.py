@@ -28,7 +28,7 @@ from tilewise.plans.sides import Modes
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.memory import Memory
 from tilewise.tensors.protocol import Scalar
-from tilewise.tensors.storage import Arena, norms_of_squares
+from tilewise.tensors.storage import Arena, checked_norms
 from tilewise.trace import Trace
 
 Array = npt.NDArray[Any]
@@ -395,7 +395,7 @@ def _scale(data: Array, beta: Scalar) -> None:
 
 def _update_norms(target: BlockTensor, slots: Ints | None, squares: Floats, beta: Scalar) -> None:
     """Blocks that were written have new norms; others of a given target were scaled."""
-    norms = norms_of_squares(squares)
+    norms = checked_norms(squares, target.arena, slots)
     if slots is not None:
         old = target.pattern.norms
         slack = abs(beta) * (1 + 4 * float(np.finfo(target.dtype).eps)) if beta != 1 else 1.0

@@ -85,7 +85,7 @@ def inspect_product(
     joined, products = _join(by_row, by_inner, lengths, cols.panels.size, drop, kernel, parts, rows, cols)
     result, slot = _result(contraction, operands, rows, cols, joined, swapped)
     row_strips, col_strips, cells = _cut(kernel, joined, slot, rows, cols, kind, parts)
-    flops = int(cells.flops.sum())
+    flops = _kept_flops(joined, rows, cols, 2 * parts * parts)
     everything = _all_flops(rows, cols, by_inner, lengths, 2 * parts * parts) if drop >= 0 else flops
     pieces = cells.pieces * result.nbytes(kind) if cells.pieces > 1 else 0
     packed, buffers = _buffers(kernel, row_strips, col_strips, rows, cols, cells, kind.itemsize, parts)
@@ -284,6 +284,12 @@ def _buffers(
     whole = int(packed_rows(row_strips, rows.depth, parts).sum()) * real
     groups = np.add.reduceat(packed_columns(col_strips, cols.depth, itemsize, parts), cells.group_ptr[:-1])
     return whole, int(groups.max()) * real
+
+
+def _kept_flops(joined: Joined, rows: Side, cols: Side, factor: int) -> int:
+    """Floating-point operations of the products that are done."""
+    sizes = (rows.size * rows.batch)[joined.row] * cols.size[joined.col]
+    return factor * int((sizes * joined.depth).sum())
 
 
 def _all_flops(rows: Side, cols: Side, by_inner: Entries, lengths: Ints, factor: int) -> int:

@@ -7,9 +7,13 @@ import math
 import numpy as np
 
 from tilewise.plans.joins import Entries, dropped_error
+from tilewise.plans.propagation import BOUND_SLACK
 
 STEPS = 24
 """Halvings of the threshold's logarithm; the last ones change the number of dropped products by little."""
+
+LARGEST = 1e308
+"""Thresholds stay below this: products of norms may overflow, and those that do are kept."""
 
 
 def choose_drop(rows: Entries, cols: Entries, panels: int, tolerance: float | None) -> tuple[float, float]:
@@ -34,21 +38,23 @@ def choose_drop(rows: Entries, cols: Entries, panels: int, tolerance: float | No
     other = cols.norms[np.isfinite(cols.norms)]
     if not len(known) or not len(other):
         return 0.0, 0.0
-    high = float(known.max()) * float(other.max())
+    high = min(float(known.max()) * float(other.max()), LARGEST)
     low = _smallest(known) * _smallest(other)
     if tolerance == 0 or high == 0:
         return 0.0, 0.0
-    if dropped_error(rows, cols, panels, high) <= tolerance:
-        return high, dropped_error(rows, cols, panels, high)
+    # Norms at run time may be larger by the lenience, and what is dropped with them.
+    allowed = tolerance * (2 - BOUND_SLACK) / BOUND_SLACK
+    if (error := dropped_error(rows, cols, panels, high)) <= allowed:
+        return high, error * BOUND_SLACK
     best = 0.0
     below, above = math.log(max(low, 1e-300) * 0.5), math.log(high)
     for _ in range(STEPS):
         middle = 0.5 * (below + above)
-        if dropped_error(rows, cols, panels, math.exp(middle)) <= tolerance:
+        if dropped_error(rows, cols, panels, math.exp(middle)) <= allowed:
             below, best = middle, math.exp(middle)
         else:
             above = middle
-    return best, dropped_error(rows, cols, panels, best)
+    return best, dropped_error(rows, cols, panels, best) * BOUND_SLACK
 
 
 def _smallest(norms: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,9 @@ from tilewise.errors import InputError
 from tilewise.expressions import Reduction
 from tilewise.patterns import Pattern, scaled, transposed, union
 from tilewise.plans import inspect_reduction
+from tilewise.plans.propagation import scaled_error
 from tilewise.tensors.protocol import Scalar
+from tilewise.tensors.scalars import parse_bound, parse_factor
 from tilewise.tensors.storage import Arena, block_norms, parse_dtype
 from tilewise.tensors.tensor import BlockTensor
 
@@ -25,7 +28,7 @@ def combined(left: BlockTensor, right: BlockTensor, factor: Scalar) -> BlockTens
     """``left + factor * right``; blocks of either are stored."""
     _check_same_spaces(left, right)
     dtype = np.result_type(left.dtype, right.dtype)
-    bound = left.error_bound + abs(factor) * right.error_bound
+    bound = left.error_bound + scaled_error(abs(factor), right.error_bound)
     if left.symmetry == right.symmetry and np.array_equal(left.pattern.index, right.pattern.index):
         data = left.arena.data + dtype.type(factor) * right.arena.data
         return _with_norms(left, data, left.arena.offsets, left.pattern, bound)
@@ -71,12 +74,16 @@ def _with_norms(
 
 def scaled_tensor(tensor: BlockTensor, factor: Scalar) -> BlockTensor:
     """A multiple of a tensor."""
-    if not np.isfinite(factor):
-        raise InputError(f"A tensor times {factor} is not a tensor. Expected a finite factor. Check the factor.")
-    data = tensor.arena.data * np.asarray(factor).astype(np.result_type(tensor.dtype, type(factor)))
-    data = data.astype(_scaled_dtype(tensor.dtype, factor), copy=False)
-    pattern = scaled(tensor.pattern, abs(factor) * (1 + 4 * float(np.finfo(data.dtype).eps)))
-    return BlockTensor(pattern, Arena(data, tensor.arena.offsets), tensor.engine, tensor.error_bound * abs(factor))
+    kind = _scaled_dtype(tensor.dtype, factor)
+    number = parse_factor("factor", factor, kind)
+    data = tensor.arena.data * kind.type(number)
+    bound = scaled_error(abs(number), tensor.error_bound)
+    limits = np.finfo(kind)
+    pattern = scaled(tensor.pattern, abs(number) * (1 + 4 * float(limits.eps)))
+    if np.any((pattern.norms > 0) & (pattern.norms < 1e6 * float(limits.tiny))):
+        # The smallest numbers have few digits: rounding may enlarge them by more than the factor allows for.
+        return _with_norms(tensor, data, tensor.arena.offsets, pattern, bound)
+    return BlockTensor(pattern, Arena(data, tensor.arena.offsets), tensor.engine, bound)
 
 
 def _scaled_dtype(dtype: np.dtype[Any], factor: Scalar) -> np.dtype[Any]:
@@ -90,10 +97,13 @@ def mapped(
     tensor: BlockTensor, function: Callable[[Array, tuple[int, ...]], Array], growth: float | None
 ) -> BlockTensor:
     """Apply a function to each stored block; see `BlockTensor.map`."""
+    if growth is not None:
+        growth = parse_bound("growth", growth, "Give the largest factor by which the function enlarges an error.")
     arrays = []
     for index, block in tensor.blocks():
         at = tuple(int(s.offsets[t]) for s, t in zip(tensor.spaces, index, strict=True))
         value = np.asarray(function(block, at))
+        parse_dtype(value.dtype)
         if value.shape != block.shape:
             raise InputError(
                 f"The function given to map returned an array of shape {value.shape} for block {index}. "
@@ -105,22 +115,27 @@ def mapped(
                 "numbers. Check for divisions by zero."
             )
         arrays.append(value.ravel())
-    dtype = parse_dtype(np.result_type(*[a.dtype for a in arrays])) if arrays else tensor.dtype
+    dtype = parse_dtype(np.result_type(*{a.dtype for a in arrays})) if arrays else tensor.dtype
     data = np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
-    bound = tensor.error_bound * (np.inf if growth is None else growth) if tensor.error_bound else 0.0
+    bound = scaled_error(math.inf if growth is None else growth, tensor.error_bound)
     return _with_norms(tensor, data, tensor.arena.offsets, tensor.pattern, bound)
 
 
 def parse_axes(axes: Sequence[Any], ndim: int) -> tuple[int, ...]:
     """Axes as a user gives them: none, several numbers, or one sequence."""
-    if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)):
-        axes = tuple(axes[0])
+    if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], Sequence | np.ndarray)):
+        axes = () if axes[0] is None else tuple(axes[0])
     if not axes:
         return tuple(range(ndim))[::-1]
-    order = tuple(operator.index(a) for a in axes)
+    try:
+        given = [operator.index(a) for a in axes]
+    except TypeError:
+        given = []
+    order = tuple(a + ndim if a < 0 else a for a in given)
     if sorted(order) != list(range(ndim)):
         raise InputError(
-            f"transpose{order} is no permutation of the modes. Expected each of 0 to {ndim - 1} once. Correct the axes."
+            f"transpose{tuple(axes)} is no permutation of the modes. Expected each of 0 to {ndim - 1} once. "
+            "Correct the axes."
         )
     return order
 

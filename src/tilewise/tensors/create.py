@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,12 @@ import numpy.typing as npt
 
 from tilewise.errors import InputError
 from tilewise.patterns import Pattern, Symmetry
+from tilewise.patterns.parse import parse_spaces
 from tilewise.spaces import Space
+from tilewise.spaces.integers import parse_integer
 from tilewise.tensors.protocol import Engine
-from tilewise.tensors.storage import Arena, block_norms, parse_dtype
+from tilewise.tensors.scalars import parse_bound
+from tilewise.tensors.storage import Arena, block_norms, frobenius_norm, parse_dtype
 from tilewise.tensors.tensor import BlockTensor
 
 Array = npt.NDArray[Any]
@@ -52,63 +55,95 @@ def _symmetrise_diagonals(tensor: BlockTensor) -> None:
     if tensor.symmetry is None:
         return
     for row, index in enumerate(tensor.pattern.index.tolist()):
-        view = tensor._view(row)
-        symmetrise_block(view, index, tensor.symmetry)
+        symmetrise_block(tensor._view(row), index, tensor.symmetry)
 
 
 def symmetrise_block(block: Array, index: Sequence[int], symmetry: Symmetry) -> None:
-    """Project a block, in place, on what the symmetry says of exchanges of its equal tiles."""
-    operations, signs = symmetry.operations(block.ndim)
-    total, count = np.zeros_like(block), 0
-    for axes, sign in zip(operations, signs, strict=True):
-        if all(index[d] == index[a] for d, a in enumerate(axes)):
-            total += block.dtype.type(sign) * np.transpose(block, axes)
-            count += 1
-    block[...] = total / count
+    """Give a block, in place, what the symmetry says of exchanges of its equal tiles.
+
+    Each element is a copy of the first of those it is exchanged with, so that the symmetry is exact; those that
+    are exchanged with their own negative are zero.
+    """
+    operations, signs = _exchanges(index, symmetry)
+    places = np.arange(block.size).reshape(block.shape)
+    images = np.stack([np.transpose(places, axes).ravel() for axes in operations])
+    first = images.argmin(axis=0)
+    own = np.where(images == places.ravel(), signs[:, None], 0).sum(axis=0)
+    values = block.ravel()[images[first, np.arange(block.size)]] * signs[first]
+    block[...] = np.where(own == 0, 0, values).reshape(block.shape)
+
+
+def _exchanges(index: Sequence[int], symmetry: Symmetry) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """The permutations of modes, with their signs, that take a block to itself."""
+    operations, signs = symmetry.operations(len(index))
+    tiles = np.asarray(index)
+    own = (tiles[operations] == tiles).all(axis=1)
+    return operations[own], signs[own]
+
+
+def parse_modes(spaces: object) -> tuple[Space, ...]:
+    """One space per mode as a user gives them."""
+    given: Any = spaces if isinstance(spaces, (Space, Iterable)) else (spaces,)
+    return parse_spaces(given, None)[0]
 
 
 def split_dense(
     array: npt.ArrayLike, spaces: Sequence[Space], threshold: float, symmetry: Symmetry | None, engine: Engine
 ) -> BlockTensor:
     """Cut a dense array into blocks; those whose norm is not above the threshold are dropped."""
-    dense = np.asarray(array)
+    modes = parse_modes(spaces)
+    dense = _parse_array(array, "The array")
     kind = parse_dtype(dense.dtype)
-    candidates = Pattern.dense(spaces, symmetry=symmetry)
-    if dense.shape != candidates.shape:
+    candidates = Pattern.dense(modes, symmetry=symmetry)
+    least = parse_bound("threshold", threshold, "Use 0 to keep what is non-zero.")
+    _check_dense(dense, candidates)
+    kept, parts = [], []
+    for index in candidates.index.tolist():
+        part = dense[tuple(slice(int(s.offsets[t]), int(s.offsets[t + 1])) for s, t in zip(modes, index, strict=True))]
+        if frobenius_norm(part) > least:
+            kept.append(index)
+            parts.append(part.ravel())
+    found = np.array(kept, np.int64).reshape(len(kept), len(modes))
+    data = np.concatenate(parts).astype(kind) if parts else np.zeros(0, kind)
+    return _finish(Pattern.trusted(modes, found, None, candidates.symmetry), data, engine)
+
+
+def _parse_array(value: npt.ArrayLike, what: str) -> Array:
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
         raise InputError(
-            f"An array of shape {dense.shape} does not fit spaces of sizes {candidates.shape}. Expected one axis per "
+            f"{what} cannot be read as an array: {error}. Expected numbers in rows of equal length. Correct it."
+        ) from error
+
+
+def _check_dense(dense: Array, pattern: Pattern) -> None:
+    if dense.shape != pattern.shape:
+        raise InputError(
+            f"An array of shape {dense.shape} does not fit spaces of sizes {pattern.shape}. Expected one axis per "
             "space, as long as the space. Check the order of the spaces."
-        )
-    if not threshold >= 0:
-        raise InputError(
-            f"threshold={threshold} is not a norm. Expected a number >= 0. Use 0 to keep what is non-zero."
         )
     if not np.isfinite(dense).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(dense))[0])
         raise InputError(
             f"The element at {where} is {dense[where]}. Expected finite numbers. Clean the array before it is cut."
         )
-    if symmetry is not None:
-        _check_symmetric(dense, symmetry)
-    kept, parts = [], []
-    for index in candidates.index.tolist():
-        part = dense[tuple(slice(int(s.offsets[t]), int(s.offsets[t + 1])) for s, t in zip(spaces, index, strict=True))]
-        if float(np.linalg.norm(part)) > threshold:
-            kept.append(index)
-            parts.append(part.ravel())
-    found = np.array(kept, np.int64).reshape(len(kept), len(spaces))
-    data = np.concatenate(parts).astype(kind) if parts else np.zeros(0, kind)
-    return _finish(Pattern.trusted(tuple(spaces), found, None, candidates.symmetry), data, engine)
+    if pattern.symmetry is not None:
+        _check_symmetric(dense, (0,) * dense.ndim, pattern.symmetry, "The array")
 
 
-def _check_symmetric(dense: Array, symmetry: Symmetry) -> None:
-    scale = float(np.abs(dense).max(initial=0.0))
-    for axes, sign in zip(*symmetry.operations(dense.ndim), strict=True):
-        off = float(np.abs(dense - sign * np.transpose(dense, axes)).max(initial=0.0))
-        if off > 1e-10 * scale:
+def _check_symmetric(values: Array, index: Sequence[int], symmetry: Symmetry, what: str) -> None:
+    """Raise if exchanges of equal tiles change elements by more than rounding can."""
+    scale = float(np.abs(values).max(initial=0.0))
+    room = scale * float(np.finfo(parse_dtype(values.dtype)).eps) ** (2 / 3)
+    wide = values.astype(np.result_type(values.dtype, np.float64), copy=False)
+    for axes, sign in zip(*_exchanges(index, symmetry), strict=True):
+        with np.errstate(over="ignore"):
+            off = float(np.abs(wide - sign * np.transpose(wide, axes)).max(initial=0.0))
+        if off > room:
             raise InputError(
-                f"The array is not symmetric under the modes {tuple(axes.tolist())} with sign {sign:+.0f}: elements "
-                f"differ by up to {off:.3g}. Expected {symmetry!r}. Symmetrise the array, or leave out the symmetry."
+                f"{what} is not symmetric under the modes {tuple(axes.tolist())} with sign {sign:+.0f}: elements "
+                f"differ by up to {off:.3g}. Expected {symmetry!r}. Symmetrise it, or leave out the symmetry."
             )
 
 
@@ -119,25 +154,47 @@ def join_blocks(
     engine: Engine,
 ) -> BlockTensor:
     """A tensor from given blocks."""
-    pattern = Pattern(spaces, np.array(list(blocks), np.int64).reshape(len(blocks), len(spaces)), None, symmetry)
-    arrays = {tuple(int(t) for t in index): np.asarray(value) for index, value in blocks.items()}
-    kind = parse_dtype(np.result_type(*[a.dtype for a in arrays.values()])) if arrays else np.dtype(np.float64)
+    modes = parse_modes(spaces)
+    if not isinstance(blocks, Mapping):
+        raise InputError(
+            f"The blocks are a {type(blocks).__name__}. Expected a mapping of block index to array. Pass, for example, "
+            "{(0, 1): array}."
+        )
+    arrays = {_parse_key(key, len(modes)): _parse_array(value, f"Block {key}") for key, value in blocks.items()}
+    pattern = Pattern(modes, np.array(list(arrays), np.int64).reshape(len(arrays), len(modes)), None, symmetry)
+    kinds = {array.dtype for array in arrays.values() if parse_dtype(array.dtype)}
+    kind = parse_dtype(np.result_type(*kinds)) if kinds else np.dtype(np.float64)
     data = np.empty(pattern.nnz_elements, kind)
     end = 0
     for index, shape in zip(pattern.index.tolist(), pattern.block_shapes.tolist(), strict=True):
         value = arrays[tuple(index)]
-        if value.shape != tuple(shape):
-            raise InputError(
-                f"Block {tuple(index)} has shape {value.shape}. Expected {tuple(shape)}, the sizes of its tiles. "
-                "Check the block, or its index."
-            )
-        if not np.isfinite(value).all():
-            raise InputError(
-                f"Block {tuple(index)} holds a value that is not finite. Expected finite numbers. Clean it."
-            )
+        _check_block(value, tuple(index), tuple(shape), pattern.symmetry)
         begin, end = end, end + math.prod(shape)
         data[begin:end] = value.ravel()
     return _finish(pattern, data, engine)
+
+
+def _parse_key(key: object, ndim: int) -> tuple[int, ...]:
+    """A block index as a user gives it."""
+    tiles = tuple(key) if isinstance(key, Iterable) else (key,)
+    if len(tiles) != ndim:
+        raise InputError(
+            f"Block index {key!r} has {len(tiles)} entries. Expected {ndim} tile numbers for {ndim} modes. "
+            "Give one tile per mode."
+        )
+    return tuple(parse_integer(tile, f"A tile of block index {key!r}", "Count tiles from 0.") for tile in tiles)
+
+
+def _check_block(value: Array, index: tuple[int, ...], shape: tuple[int, ...], symmetry: Symmetry | None) -> None:
+    if value.shape != shape:
+        raise InputError(
+            f"Block {index} has shape {value.shape}. Expected {shape}, the sizes of its tiles. Check the block, or its "
+            "index."
+        )
+    if not np.isfinite(value).all():
+        raise InputError(f"Block {index} holds a value that is not finite. Expected finite numbers. Clean it.")
+    if symmetry is not None:
+        _check_symmetric(value, index, symmetry, f"Block {index}")
 
 
 def _finish(pattern: Pattern, data: Array, engine: Engine) -> BlockTensor:

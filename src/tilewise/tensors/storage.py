@@ -17,14 +17,24 @@ DTYPES = ("float32", "float64", "complex64", "complex128")
 NORM_SLACK = 1.0 + 1e-12
 """Factor that makes a computed norm an upper bound in spite of rounding."""
 
+LEAST_SQUARE = 1e-280
+"""Sums of squares below this may have lost elements whose own squares vanish."""
+
+CHUNK_ELEMENTS = 1 << 18
+"""About how many elements are squared at once, to stay in a cache."""
+
+Array = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
 class Arena:
     """The blocks of a pattern in its order, each C-contiguous, without gaps."""
 
-    data: npt.NDArray[Any]
+    data: Array
     """All elements."""
-    offsets: npt.NDArray[np.int64]
+    offsets: Ints
     """First element of each block."""
 
     @classmethod
@@ -38,30 +48,98 @@ class Arena:
 
 
 def parse_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """The element type of a tensor made from data of the given type; integers become float64."""
-    kind = np.dtype(dtype)
-    if kind.kind in "iub":
+    """The element type of a tensor made from data of the given type, in native byte order; integers become float64."""
+    try:
+        kind = np.dtype(dtype)
+    except TypeError:
+        kind = None
+    if kind is not None and kind.kind in "iub":
         kind = np.dtype(np.float64)
-    if kind.name not in DTYPES:
+    if kind is None or kind.name not in DTYPES:
         raise InputError(
-            f"dtype {kind.name} is not an element type of tensors. Expected one of {', '.join(DTYPES)}. "
-            "Convert the data with astype() first."
+            f"dtype {dtype if kind is None else kind.name} is not an element type of tensors. Expected one of "
+            f"{', '.join(DTYPES)}. Convert the data with astype() first."
         )
-    return kind
+    return kind.newbyteorder("=")
 
 
-def block_norms(data: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+MANY_BLOCKS = 64
+"""From this many blocks on, one pass over all elements is cheaper than a look at each block."""
+
+
+def block_norms(data: Array, offsets: Ints) -> Floats:
     """Upper bounds on the Frobenius norms of blocks; infinite where an element is not finite."""
+    return _upper(frobenius_norms(data, offsets))
+
+
+def frobenius_norms(data: Array, offsets: Ints) -> Floats:
+    """Frobenius norms of blocks, right to rounding; infinite where an element is not finite."""
+    if len(data) <= CHUNK_ELEMENTS:
+        return _norms_of_part(data, offsets)
+    norms = np.zeros(len(offsets))
+    ends = np.append(offsets[1:], len(data))
+    first = 0
+    while first < len(offsets):
+        last = max(int(np.searchsorted(ends, offsets[first] + CHUNK_ELEMENTS, side="right")), first + 1)
+        part = data[offsets[first] : ends[last - 1]]
+        norms[first:last] = _norms_of_part(part, offsets[first:last] - offsets[first])
+        first = last
+    return norms
+
+
+def frobenius_norm(block: Array) -> float:
+    """The Frobenius norm of one block, right to rounding."""
+    return float(_norms_of_part(block.ravel(), np.zeros(min(block.size, 1), np.int64)).sum())
+
+
+def _norms_of_part(data: Array, offsets: Ints) -> Floats:
     if not len(offsets):
         return np.zeros(0)
-    wide = data.astype(np.complex128 if data.dtype.kind == "c" else np.float64, copy=False)
-    squares = (wide.real**2 + wide.imag**2) if wide.dtype.kind == "c" else wide * wide
-    return norms_of_squares(np.add.reduceat(squares, offsets))
+    parts = 2 if data.dtype.kind == "c" else 1
+    wide = data.view(data.real.dtype).astype(np.float64, copy=False)
+    first = parts * offsets
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        squares = np.add.reduceat(wide * wide, first)
+        norms = np.sqrt(squares)
+        if squares.min() >= LEAST_SQUARE and squares.max() < np.inf:
+            return norms
+        # Squares vanish or overflow: scaled by the largest element they do not.
+        largest = np.maximum.reduceat(np.abs(wide), first)
+        scale = np.where((largest > 0) & (largest < np.inf), largest, 1.0)
+        each = wide / np.repeat(scale, np.diff(first, append=len(wide)))
+        norms = scale * np.sqrt(np.add.reduceat(each * each, first))
+    return np.where(np.isnan(norms), np.inf, norms)
 
 
-def norms_of_squares(squares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Upper bounds on norms from sums of squares; squares that vanish or overflow make no bound."""
-    norms = np.sqrt(squares) * NORM_SLACK
-    norms[~np.isfinite(norms)] = np.inf
-    # A square below the smallest normal number may have lost elements: bound it by what could be lost.
-    return np.where((squares < 1e-290) & (squares > 0), np.maximum(norms, 1e-140), norms)
+def checked_norms(squares: Floats, arena: Arena, rows: Ints | None = None) -> Floats:
+    """Upper bounds on the norms of blocks whose sums of squares are known.
+
+    Parameters
+    ----------
+    squares : array of float
+        Sums of squared elements; where they vanish or overflow the elements are looked at again.
+    arena : Arena
+        The elements.
+    rows : array of int, optional
+        The blocks that the squares belong to; all of the arena by default.
+    """
+    norms = np.sqrt(squares)
+    doubtful = np.flatnonzero(~((squares >= LEAST_SQUARE) & (squares < np.inf)))
+    if len(doubtful):
+        blocks = doubtful if rows is None else rows[doubtful]
+        norms[doubtful] = _norms_of_blocks(arena, blocks)
+    return _upper(norms)
+
+
+def _norms_of_blocks(arena: Arena, blocks: Ints) -> Floats:
+    """Norms of some blocks; where they are many, all are looked at in one go."""
+    if len(blocks) > MANY_BLOCKS:
+        return frobenius_norms(arena.data, arena.offsets)[blocks]
+    ends = np.append(arena.offsets[1:], len(arena.data))
+    return np.array([frobenius_norm(arena.data[arena.offsets[b] : ends[b]]) for b in blocks.tolist()])
+
+
+def _upper(norms: Floats) -> Floats:
+    """Norms with room for rounding, also of the smallest numbers, which have few digits."""
+    with np.errstate(over="ignore"):
+        return np.where(norms > 0, np.nextafter(norms * NORM_SLACK, np.inf), 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,8 +12,10 @@ import numpy.typing as npt
 from tilewise.errors import InputError, TilewiseError
 from tilewise.patterns import Pattern, Symmetry, expand
 from tilewise.spaces import Space
+from tilewise.spaces.integers import parse_integer
 from tilewise.tensors.protocol import Engine, Scalar
-from tilewise.tensors.storage import Arena, block_norms, parse_dtype
+from tilewise.tensors.scalars import NUMBERS
+from tilewise.tensors.storage import Arena, block_norms, frobenius_norms, parse_dtype
 
 Array = npt.NDArray[Any]
 
@@ -116,7 +118,8 @@ class BlockTensor:
         return np.array(np.transpose(self._view(row), axes) * self.dtype.type(sign), order="C")
 
     def _parse_block(self, index: Sequence[int]) -> tuple[int, ...]:
-        where = tuple(index)
+        given = tuple(index) if isinstance(index, Iterable) else (index,)
+        where = tuple(parse_integer(t, f"A tile of block index {given}", "Count tiles from 0.") for t in given)
         if len(where) != self.ndim:
             raise InputError(
                 f"Block index {where} has {len(where)} entries. This tensor has {self.ndim} modes. "
@@ -128,7 +131,7 @@ class BlockTensor:
                     f"Block index {where} asks for tile {tile} of mode {mode}. Expected 0 to {space.ntiles - 1} "
                     f"of {space!r}. Count tiles, not elements."
                 )
-        return tuple(int(t) for t in where)
+        return where
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], Array]]:
         """The stored blocks (the unique ones of a symmetric tensor): index and a read-only view of each."""
@@ -173,10 +176,15 @@ class BlockTensor:
 
     def norm(self) -> float:
         """The Frobenius norm."""
-        if self.symmetry is None:
-            return float(np.linalg.norm(self.arena.data))
-        norms = [float(np.linalg.norm(block)) for _, block in self.blocks()]
-        return float(np.linalg.norm(np.sqrt(self._pattern.multiplicity) * norms))
+        norms = frobenius_norms(self.arena.data, self.arena.offsets)
+        largest = float(norms.max(initial=0.0))
+        if largest in (0.0, math.inf):
+            return largest
+        # Scaled first: squares may vanish or overflow where the norm does not.
+        squares = (norms / largest) ** 2
+        if self.symmetry is not None:
+            squares *= self._pattern.multiplicity
+        return largest * math.sqrt(float(squares.sum()))
 
     def copy(self) -> BlockTensor:
         """A tensor of its own with the same elements."""
@@ -197,9 +205,17 @@ class BlockTensor:
                 f"astype({kind.name}) would drop the imaginary parts of a {self.dtype.name} tensor. A complex type is "
                 "expected. Take the real part with map(lambda block, at: block.real)."
             )
-        data = self.arena.data.astype(kind)
-        narrowed = kind.itemsize // (2 if kind.kind == "c" else 1) < 8
-        norms = block_norms(data, self.arena.offsets) if narrowed else self._pattern.norms
+        with np.errstate(over="ignore"):
+            data = self.arena.data.astype(kind)
+        if np.finfo(kind).eps <= np.finfo(self.dtype).eps:
+            return self._like(data)
+        norms = block_norms(data, self.arena.offsets)
+        if norms.max(initial=0.0) == np.inf:
+            block = tuple(self._pattern.index[np.argmax(norms)].tolist())
+            raise InputError(
+                f"Elements of block {block} are too large for {kind.name}. Expected a type that can hold them. Scale "
+                f"the tensor first, or keep {self.dtype.name}."
+            )
         return self._like(data, np.maximum(norms, self._pattern.norms))
 
     def _like(self, data: Array, norms: npt.NDArray[np.float64] | None = None) -> BlockTensor:
@@ -254,7 +270,7 @@ class BlockTensor:
         return combined(self, other, factor) if isinstance(other, BlockTensor) else NotImplemented
 
     def __mul__(self, factor: Scalar) -> BlockTensor:
-        if not isinstance(factor, (int, float, complex, np.number)):
+        if not isinstance(factor, NUMBERS):
             return NotImplemented
         from tilewise.tensors.arithmetic import scaled_tensor
 
@@ -263,8 +279,12 @@ class BlockTensor:
     __rmul__ = __mul__
 
     def __truediv__(self, factor: Scalar) -> BlockTensor:
-        if not isinstance(factor, (int, float, complex, np.number)):
+        if not isinstance(factor, NUMBERS):
             return NotImplemented
+        if factor == 0:
+            raise InputError(
+                f"A tensor cannot be divided by {factor!r}. Expected a divisor that is not zero. Check the divisor."
+            )
         return self * (1 / factor)
 
     def __neg__(self) -> BlockTensor:
@@ -277,6 +297,11 @@ class BlockTensor:
             f"BlockTensor({shape}, {self.dtype.name}, {self._pattern.nnz_blocks} blocks, "
             f"density {self.density:.3g}, {self.nbytes / 1e6:.3g} MB{symmetry})"
         )
+
+    def _repr_html_(self) -> str:
+        from tilewise.tensors.html import tensor_html
+
+        return tensor_html(self)
 
     def replace_norms(self, norms: npt.NDArray[np.float64]) -> None:
         """Set the blocks' norm bounds after their elements were changed in place."""

@@ -10,6 +10,7 @@ import numpy as np
 from tilewise.errors import InputError
 from tilewise.patterns import Pattern, expand
 from tilewise.spaces import Space
+from tilewise.tensors.create import parse_modes
 from tilewise.tensors.storage import Arena, block_norms
 from tilewise.tensors.tensor import BlockTensor
 
@@ -28,7 +29,7 @@ def retile(tensor: BlockTensor, spaces: Sequence[Space]) -> BlockTensor:
     >>> tw.retile(t, (coarse, coarse)).pattern.index.tolist()
     [[0, 0]]
     """
-    new = tuple(spaces)
+    new = parse_modes(spaces)
     if tuple(s.size for s in new) != tensor.shape:
         raise InputError(
             f"retile to spaces of sizes {tuple(s.size for s in new)} of a tensor of shape {tensor.shape}. "

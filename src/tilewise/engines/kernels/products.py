@@ -262,6 +262,9 @@ def _multiply_chunk(
             rows = narrow + 1 if s < wider else narrow
             sliver_bytes = rows * row_depth * parts * item
             ahead = sliver_bytes if s + 1 < slivers else 0
+            # The result's lines are on their way while the tile is computed.
+            for r in range(row, row + rows):
+                prefetch(to + tables.free[r] * item)
             multiply_tile(
                 sample,
                 (rows - 1) * MAX_VECTORS + width // lanes - 1,
