@@ -38,9 +38,7 @@ def parse_peers(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if unknown := sorted(set(names) - set(ALL_PEERS)):
         known = ", ".join(ALL_PEERS)
-        raise argparse.ArgumentTypeError(
-            f"no peer is called {', '.join(unknown)}; use none or some of {known}"
-        )
+        raise argparse.ArgumentTypeError(f"no peer is called {', '.join(unknown)}; use none or some of {known}")
     return names
 
 
@@ -48,9 +46,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--only", default="", metavar="REGEX", help="problems whose name matches")
-    parser.add_argument(
-        "--peers", type=parse_peers, default=ALL_PEERS, help=f"none, or some of {','.join(ALL_PEERS)}"
-    )
+    parser.add_argument("--peers", type=parse_peers, default=ALL_PEERS, help=f"none, or some of {','.join(ALL_PEERS)}")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--reps", type=int, default=7, help="samples per contender and problem")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the work of each problem")
@@ -73,9 +69,7 @@ def core_type(blas: SystemBlas) -> str:
     """Which kernels DBCSR's BLAS uses."""
     if not blas.core:
         return "no system OpenBLAS found"
-    chosen = (
-        "" if blas.core == blas.detected else f", set by OPENBLAS_CORETYPE since it detected {blas.detected}"
-    )
+    chosen = "" if blas.core == blas.detected else f", set by OPENBLAS_CORETYPE since it detected {blas.detected}"
     return f"OpenBLAS core type {blas.core}{chosen}"
 
 

@@ -98,9 +98,7 @@ def print_decade(points: list[Point]) -> None:
     print(markdown(("products", "planning ms", "range", "ns per product"), rows))
     fit = linear_fit(points)
     line = f"{1e3 * fit.fixed_seconds:.1f} ms + {1e9 * fit.seconds_per_product:.1f} ns per product"
-    print(
-        f"\nLinear fit: {line}; no point is farther than {100 * fit.worst_deviation:.0f} % from the line.\n"
-    )
+    print(f"\nLinear fit: {line}; no point is farther than {100 * fit.worst_deviation:.0f} % from the line.\n")
 
 
 def print_alkane(reps: int) -> None:

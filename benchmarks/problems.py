@@ -259,9 +259,7 @@ def uniform_problem(size: int, density: float, gflop: float, seed: int, largest:
         return flat // tiles, flat % tiles
 
     sizes = np.full(tiles, size)
-    return Problem(
-        f"uniform_b{size:02d}_d{density:g}", sizes, sizes, sizes, *pattern(), *pattern(), seed=seed
-    )
+    return Problem(f"uniform_b{size:02d}_d{density:g}", sizes, sizes, sizes, *pattern(), *pattern(), seed=seed)
 
 
 def tiling(total: int, low: int, high: int, rng: np.random.Generator) -> Ints:

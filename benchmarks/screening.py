@@ -81,9 +81,7 @@ def screen(space: tw.Space, cut: float, reps: int) -> Outcome:
     tol = RELATIVE_TOLERANCE * float(exact.norm())
     screened = tw.plan(PRODUCT, a, b, tol=tol)
     result = tw.execute(screened, a, b)
-    times = interleaved(
-        {"full": lambda: tw.execute(full, a, b), "screened": lambda: tw.execute(screened, a, b)}, reps
-    )
+    times = interleaved({"full": lambda: tw.execute(full, a, b), "screened": lambda: tw.execute(screened, a, b)}, reps)
     return Outcome(
         cut=cut,
         products=int(full.tasks),

@@ -149,9 +149,7 @@ def report(records: Sequence[Record], all_figures: Sequence[Figures], heading: S
         "\n".join(heading),
         markdown(HEADER, [row(f) for f in all_figures]),
         summary(all_figures),
-        markdown(
-            ("target", "value", "measured on", "verdict"), [target_row(v) for v in verdicts(all_figures)]
-        ),
+        markdown(("target", "value", "measured on", "verdict"), [target_row(v) for v in verdicts(all_figures)]),
         "\n".join(f"- {note}" for note in notes(records)),
         "\n".join([f"Checksums: {compared} compared, {len(wrong)} differ.", *wrong]),
     ]

@@ -73,9 +73,7 @@ TARGETS: tuple[Target, ...] = (
     Target("banded: 0.65 of the dense peak", r"^banded", _peak, at_least=0.65),
     Target("no block-sparse peer faster by more than 5 %", r"", _any_peer, at_least=0.95),
     Target("1.5 x Debian's DBCSR in the geometric mean", r"", _dbcsr, at_least=1.5, in_mean=True),
-    Target(
-        "blocks from 64: planning under 2 % of the run", BLOCKS_FROM_64, lambda f: f.plan_share, below=0.02
-    ),
+    Target("blocks from 64: planning under 2 % of the run", BLOCKS_FROM_64, lambda f: f.plan_share, below=0.02),
     Target(
         "blocks below 64: planning under 100 ns per product",
         BLOCKS_BELOW_64,
