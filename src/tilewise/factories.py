@@ -87,8 +87,8 @@ def from_blocks(
     --------
     >>> import numpy as np, tilewise as tw
     >>> i = tw.Space([2, 3])
-    >>> tw.from_blocks({(0, 1): np.ones((2, 3))}, (i, i)).norm() ** 2
-    6.000000000000001
+    >>> tw.from_blocks({(0, 1): np.full((2, 3), 2.0)}, (i, i)).block((0, 1)).sum().item()
+    12.0
     """
     return join_blocks(blocks, spaces, symmetry, current_engine())
 
