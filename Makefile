@@ -4,7 +4,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-ENERGY_ARGS ?= examples/water.xyz --basis cc-pvdz --method mp2
+ENERGY_ARGS ?= examples/water.xyz --basis cc-pvdz --method mp2 --explain
 BENCH_ARGS ?=
 
 # Paths are relative, so that a checkout whose own path has spaces works.
