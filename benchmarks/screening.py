@@ -84,8 +84,8 @@ def screen(space: tw.Space, cut: float, reps: int) -> Outcome:
     times = interleaved({"full": lambda: tw.execute(full, a, b), "screened": lambda: tw.execute(screened, a, b)}, reps)
     return Outcome(
         cut=cut,
-        products=int(full.tasks),
-        dropped=1 - screened.tasks / full.tasks,
+        products=int(full.products),
+        dropped=1 - screened.products / full.products,
         tol=tol,
         error_bound=float(result.error_bound),
         true_error=float((exact - result).norm()),

@@ -29,10 +29,10 @@ from tilewise.plans.sides import Modes, Side, make_sides
 Ints = npt.NDArray[np.int64]
 
 CHUNK_DEPTH = 384
-"""Elements of k (as reals) summed in registers before the result is touched: two slivers fill a first-level cache."""
+"""Reals along k summed in registers before the result is touched.  Part of what fixes the bits of a result."""
 
 ROW_STRIP = 120
-"""Rows of a strip: a chunk of it fills half a second-level cache."""
+"""Rows of a strip: a chunk of it stays in a second-level cache of half a megabyte."""
 
 COL_STRIP = 512
 """Columns of a strip."""

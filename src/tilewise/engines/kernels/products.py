@@ -2,7 +2,7 @@
 
 A *cell* is one strip of rows times one strip of columns of one result block; its terms are the k
 segments of the products that survived inspection.  The terms are summed in chunks of about
-``CHUNK_DEPTH`` so that slivers stay in the first-level cache; the chunks of a cell start from zero and
+``CHUNK_DEPTH`` so that slivers stay in the near caches; the chunks of a cell start from zero and
 are added in order.  What is a chunk depends on the terms alone, so the bits of a result depend neither
 on the number of workers nor on who ran which cell.
 """
