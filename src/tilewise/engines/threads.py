@@ -14,8 +14,8 @@ from tilewise.engines.blas import Blas, preferred_blas
 from tilewise.engines.kernels.blocks import make_tables
 from tilewise.engines.kernels.gemm import gemm_cells
 from tilewise.engines.kernels.loops import loop_cells
-from tilewise.engines.kernels.microkernel import REGISTER_BYTES, TILE_ELEMENTS
-from tilewise.engines.kernels.products import Packed, multiply_cells, pack_all_rows
+from tilewise.engines.kernels.microkernel import REGISTER_BYTES
+from tilewise.engines.kernels.products import Packed, make_tile, multiply_cells, pack_all_rows
 from tilewise.engines.kernels.reductions import gather_blocks, make_scratch
 from tilewise.engines.views import blocks_view, cells_view, frozen, gather_view, panels_view, result_view
 from tilewise.engines.workers import Workers, available_cores
@@ -239,7 +239,7 @@ class ThreadsEngine:
                 make_tables(cols),
                 result,
                 make_tables(result),
-                np.empty(TILE_ELEMENTS, rows.data.dtype),
+                make_tile(rows.data.dtype),
                 job.fresh,
                 CHUNK_DEPTH,
                 job.parts,

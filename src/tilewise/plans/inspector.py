@@ -37,7 +37,7 @@ ROW_STRIP = 120
 COL_STRIP = 512
 """Columns of a strip."""
 
-GROUP_BYTES = 256 * 1024
+GROUP_BYTES = 4 * 1024 * 1024
 """Packed columns that a worker keeps near."""
 
 GEMM_STRIP = 768

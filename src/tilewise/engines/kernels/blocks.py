@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewise.engines.kernels.compile import compiled
+from tilewise.engines.kernels.compile import compiled, inlined
 
 
 class Blocks(NamedTuple):
@@ -99,7 +99,7 @@ class Tables(NamedTuple):
     """Distance between neighbouring offsets of free and inner elements, 0 where it varies."""
 
 
-@compiled
+@inlined
 def look_up(blocks: Any, b: int, tables: Any, parts: int) -> None:
     """Make the tables those of block `b`; most blocks have the shape of the block before."""
     same = tables.perm[0] == blocks.perm[b]
@@ -113,7 +113,7 @@ def look_up(blocks: Any, b: int, tables: Any, parts: int) -> None:
     _fill_all(blocks, tables, parts)
 
 
-@compiled
+@inlined
 def look_up_cell(result: Any, row_tiles: Any, row: int, col_tiles: Any, col: int, tables: Any, parts: int) -> None:
     """Make the tables those of the result block of two panels, from the sizes of the panels' tiles.
 

@@ -18,6 +18,13 @@ def compiled(function: Callable[..., Any]) -> Any:
     return njit(nogil=True, cache=True, _nrt=False, error_model="numpy")(function)
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """The same, as a part of the loop that calls it: a call would copy every field of every record it is given."""
+    return njit(nogil=True, cache=True, _nrt=False, error_model="numpy", forceinline=True)(function)
+
+
 def compiled_fast(function: Callable[..., Any]) -> Any:
     """The same, for sums whose order of additions is the compiler's choice (one order, fixed when compiled)."""
-    return njit(nogil=True, cache=True, _nrt=False, error_model="numpy", fastmath={"reassoc", "contract"})(function)
+    return njit(nogil=True, cache=True, _nrt=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})(
+        function
+    )

@@ -15,7 +15,8 @@ from numba.extending import intrinsic
 
 from tilewise.engines.kernels.atomics import take
 from tilewise.engines.kernels.blocks import look_up
-from tilewise.engines.kernels.compile import compiled, compiled_fast
+from tilewise.engines.kernels.compile import compiled
+from tilewise.engines.kernels.squares import sum_squares
 
 INTEGER = ir.IntType(32)
 BYTE = ir.IntType(8)
@@ -193,13 +194,13 @@ def gemm_cells(
                             c,
                             ldc,
                         )
-            squares[cell] = _sum_squares(
+            squares[cell] = _cell_squares(
                 result.data, cells.start[cell], tables, batches, ldc, turned, i0, m, j0, n, parts
             )
 
 
-@compiled_fast
-def _sum_squares(
+@compiled
+def _cell_squares(
     data: Any,
     start: int,
     tables: Any,
@@ -212,15 +213,11 @@ def _sum_squares(
     n: int,
     parts: int,
 ) -> float:
+    """Sum of the squared elements of a cell."""
     total = 0.0
     lines, length = (n, m) if turned else (m, n)
     for e in range(batches):
         for line in range(lines):
             corner = _corner(leading, turned, i0, j0 + line) if turned else _corner(leading, turned, i0 + line, j0)
-            at = (start + tables.batch[e] + corner) * parts
-            part = 0.0
-            for i in range(at, at + length * parts):
-                value = np.float64(data[i])
-                part += value * value
-            total += part
+            total += sum_squares(data, (start + tables.batch[e] + corner) * parts, length * parts)
     return total

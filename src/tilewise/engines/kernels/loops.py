@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from tilewise.engines.kernels.atomics import take
 from tilewise.engines.kernels.blocks import look_up
 from tilewise.engines.kernels.compile import compiled, compiled_fast
+from tilewise.engines.kernels.squares import sum_squares
 
 
 @compiled
@@ -48,7 +47,9 @@ def loop_cells(
                 tally[worker, 2] += 2 * parts * parts * batches * m * col_tables.count[0] * k
                 factor = alpha * result.data.dtype.type(rows.sign[left] * cols.sign[right])
                 _multiply(rows, left, row_tables, cols, right, col_tables, result, cells.start[cell], tables, factor)
-            squares[cell] = _sum_squares(result.data, cells.start[cell], tables)
+            squares[cell] = sum_squares(
+                result.data, cells.start[cell], tables.count[0] * tables.count[1] * tables.count[2]
+            )
 
 
 @compiled
@@ -99,17 +100,4 @@ def _gathered_dot(left: Any, a: int, left_at: Any, right: Any, b: int, right_at:
     total = left.dtype.type(0)
     for i in range(count):
         total += left[a + left_at[i]] * right[b + right_at[i]]
-    return total
-
-
-@compiled_fast
-def _sum_squares(data: Any, start: int, tables: Any) -> float:
-    count = 1
-    for size in tables.dims:
-        count *= size
-    total = 0.0
-    for i in range(start, start + count):
-        value = data[i]
-        re, im = np.float64(value.real), np.float64(value.imag)
-        total += re * re + im * im
     return total

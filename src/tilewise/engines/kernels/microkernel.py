@@ -80,7 +80,7 @@ class _TileBuilder:
         self.fma = self._declare_fma(module)
         self.prefetch = declare_prefetch(module)
         name = f"tilewise_tile_{itemsize}_{rows}_{vectors}"
-        kind = ir.FunctionType(ir.VoidType(), [INT64] * 6)
+        kind = ir.FunctionType(ir.VoidType(), [INT64] * 9)
         self.function = ir.Function(module, kind, name)
         self.function.linkage = "internal"
         self.function.attributes.add("noinline")
@@ -98,9 +98,13 @@ class _TileBuilder:
         entry, outer, inner, after, done = (
             fn.append_basic_block(n) for n in ("entry", "segment", "k", "after", "done")
         )
-        row_base, col_base, segments, count, out, ahead = fn.args
+        row_base, col_base, segments, count, out, lines, add, ahead, fetch_cols = fn.args
         zeros = [ir.Constant(self.vector, [0.0] * self.lanes)] * (self.rows * self.vectors)
         b = ir.IRBuilder(entry)
+        places = self._places(b, out, lines)
+        row_bytes, col_bytes = _const(self.rows * self.itemsize), _const(self.vectors * self.lanes * self.itemsize)
+        columns_next = b.icmp_signed("!=", fetch_cols, _const(0))
+        fetch_step = b.select(columns_next, col_bytes, row_bytes)
         b.cbranch(b.icmp_signed(">", count, _const(0)), outer, done)
 
         b.position_at_end(outer)
@@ -108,23 +112,19 @@ class _TileBuilder:
         number.add_incoming(_const(0), entry)
         sums = self._phis(b, zeros, entry)
         row_at, col_at, length = self._segment(b, segments, number)
-        row_start = b.add(row_base, b.mul(row_at, _const(self.rows * self.itemsize)))
-        col_start = b.add(col_base, b.mul(col_at, _const(self.vectors * self.lanes * self.itemsize)))
+        row_start, col_start = b.add(row_base, b.mul(row_at, row_bytes)), b.add(col_base, b.mul(col_at, col_bytes))
+        fetch_start = b.add(b.select(columns_next, col_start, row_start), ahead)
         b.branch(inner)
 
         b.position_at_end(inner)
-        left, row, col = (b.phi(INT64) for _ in range(3))
-        for phi, start in ((left, length), (row, row_start), (col, col_start)):
+        left, row, col, fetch = (b.phi(INT64) for _ in range(4))
+        for phi, start in ((left, length), (row, row_start), (col, col_start), (fetch, fetch_start)):
             phi.add_incoming(start, outer)
         running = self._phis(b, sums, outer)
-        b.call(self.prefetch, [b.inttoptr(b.add(row, ahead), BYTE.as_pointer()), *PREFETCH_READ])
+        b.call(self.prefetch, [b.inttoptr(fetch, BYTE.as_pointer()), *PREFETCH_READ])
         new = self._multiply_add(b, row, col, running)
-        for phi, step in (
-            (left, -1),
-            (row, self.rows * self.itemsize),
-            (col, self.vectors * self.lanes * self.itemsize),
-        ):
-            phi.add_incoming(b.add(phi, _const(step)), inner)
+        for phi, step in ((left, _const(-1)), (row, row_bytes), (col, col_bytes), (fetch, fetch_step)):
+            phi.add_incoming(b.add(phi, step), inner)
         for phi, value in zip(running, new, strict=True):
             phi.add_incoming(value, inner)
         b.cbranch(b.icmp_signed(">", left, _const(1)), inner, after)
@@ -140,9 +140,27 @@ class _TileBuilder:
         final = self._phis(b, zeros, entry)
         for phi, value in zip(final, new, strict=True):
             phi.add_incoming(value, after)
-        for i, value in enumerate(final):
-            self._store(b, value, out, i * self.lanes * self.itemsize)
-        b.ret_void()
+        self._write(b, final, places, add)
+
+    def _places(self, b: ir.IRBuilder, out: Any, lines: Any) -> list[Any]:
+        """Where the rows of the tile go; they are on their way to the cache while the tile is computed."""
+        table = b.inttoptr(lines, INT64.as_pointer())
+        places = [b.add(out, b.mul(b.load(b.gep(table, [_const(r)])), _const(self.itemsize))) for r in range(self.rows)]
+        end = _const((self.vectors * self.lanes - 1) * self.itemsize)
+        for place in places:
+            b.call(self.prefetch, [b.inttoptr(b.add(place, end), BYTE.as_pointer()), *PREFETCH_READ])
+        return places
+
+    def _write(self, b: ir.IRBuilder, sums: list[Any], places: list[Any], add: Any) -> None:
+        """Store the tile, or add it to what is there."""
+        storing, adding = (self.function.append_basic_block(n) for n in ("store", "add"))
+        b.cbranch(b.icmp_signed("==", add, _const(0)), storing, adding)
+        for block, old in ((storing, False), (adding, True)):
+            b.position_at_end(block)
+            for i, value in enumerate(sums):
+                address, offset = places[i // self.vectors], i % self.vectors * self.lanes * self.itemsize
+                self._store(b, b.fadd(self._load(b, address, offset), value) if old else value, address, offset)
+            b.ret_void()
 
     @staticmethod
     def _phis(b: ir.IRBuilder, values: list[Any], block: ir.Block) -> list[Any]:
@@ -189,7 +207,7 @@ def _dispatcher(module: ir.Module, element: ir.Type, itemsize: int) -> ir.Functi
         for rows in range(1, MAX_ROWS + 1)
         for vectors in range(1, MAX_VECTORS + 1)
     ]
-    fn = ir.Function(module, ir.FunctionType(ir.VoidType(), [INT64] * 7), name)
+    fn = ir.Function(module, ir.FunctionType(ir.VoidType(), [INT64] * 10), name)
     fn.linkage = "internal"
     entry, end = fn.append_basic_block("entry"), fn.append_basic_block("end")
     b = ir.IRBuilder(entry)
@@ -215,14 +233,19 @@ def multiply_tile(
     segments: Any,
     count: Any,
     out: Any,
+    lines: Any,
+    add: Any,
     ahead: Any,
+    fetch_cols: Any,
 ) -> Any:
-    """``out = sum over segments of rows^T cols`` on addresses; `shape` = (rows - 1) * MAX_VECTORS + vectors - 1.
+    """The sum over segments of rows^T cols on addresses; `shape` = (rows - 1) * MAX_VECTORS + vectors - 1.
 
-    `sample` is a value of the element type, float32 or float64; only its type is used.  `ahead` is the
-    distance in bytes from this sliver of rows to the one that is multiplied next, which is fetched meanwhile.
+    `sample` is a value of the element type, float32 or float64; only its type is used.  Row r of the tile is
+    stored at `out` plus the r-th int64 at `lines` (in reals), or added to what is there if `add` is not zero.
+    `ahead` is the distance in bytes from this sliver of rows to the one that is multiplied next, which is
+    fetched meanwhile.
     """
-    signature = types.void(sample, *[types.int64] * 7)
+    signature = types.void(sample, *[types.int64] * 10)
     itemsize = sample.bitwidth // 8
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilewise.engines.kernels.blocks import look_up
-from tilewise.engines.kernels.compile import compiled
+from tilewise.engines.kernels.compile import compiled, inlined
 from tilewise.engines.kernels.microkernel import LANES_4, LANES_8, MAX_VECTORS
 from tilewise.engines.kernels.vectors import copy_vector, transpose_vectors
 
@@ -92,22 +92,33 @@ def pack_rows(
                 first += width
 
 
-@compiled
+@inlined
 def _pack_rows_real(
     data: Any, source: int, tables: Any, begin: int, width: int, out: Any, to: int, factor: float
 ) -> None:
     scale = data.dtype.type(factor)
-    count = tables.count[1]
-    if tables.step[1] == 1:
+    lanes, count = lanes_of(data), tables.count[1]
+    done = 0
+    if tables.step[1] == 1 and tables.step[0] > 1 and width >= lanes:
+        done = count & -lanes
+        step, first = tables.step[0], source + tables.free[begin]
+        _transpose(data, first, step, done, out, to, width, scale)
+        if width > lanes:  # the last rows once more with those before them: a whole register again
+            rest = width - lanes
+            _transpose(data, first + rest * step, step, done, out, to + rest, width, scale)
+    for k in range(done, count):
+        line = source + tables.inner[k]
         for r in range(width):
-            line = source + tables.free[begin + r]
-            for k in range(count):
-                out[to + k * width + r] = data[line + k] * scale
-    else:
-        for k in range(count):
-            line = source + tables.inner[k]
-            for r in range(width):
-                out[to + k * width + r] = data[line + tables.free[begin + r]] * scale
+            out[to + k * width + r] = data[line + tables.free[begin + r]] * scale
+
+
+@inlined
+def _transpose(data: Any, source: int, step: int, count: int, out: Any, to: int, width: int, scale: float) -> None:
+    """A register's width of lines, `step` apart, become a column of that width of a sliver; `count` whole registers."""
+    item, lanes = data.itemsize, lanes_of(data)
+    line, target = np.int64(data.ctypes.data) + source * item, np.int64(out.ctypes.data) + to * item
+    for k in range(0, count, lanes):
+        transpose_vectors(scale, target + k * width * item, width * item, line + k * item, step * item)
 
 
 @compiled
@@ -155,7 +166,7 @@ def pack_columns(blocks: Any, panels: Any, strip: int, out: Any, at: int, parts:
                 first += whole
 
 
-@compiled
+@inlined
 def _pack_lines(
     data: Any, source: int, tables: Any, begin: int, size: int, out: Any, target: int, depth: int, k0: int
 ) -> int:
@@ -176,45 +187,24 @@ def _pack_lines(
     return slivers * whole
 
 
-@compiled
+@inlined
 def _pack_columns_real(
     data: Any, source: int, tables: Any, begin: int, columns: int, width: int, out: Any, to: int, sign: float
 ) -> None:
     scale = data.dtype.type(sign)
-    free, inner, count = tables.free, tables.inner, tables.count[1]
-    whole = columns == width and sign == 1.0
-    if whole and tables.step[1] == 1 and tables.step[0] > 1:
-        _transpose_columns(data, source + free[begin], tables.step[0], count, out, to, width)
-    else:
-        for k in range(count):
-            line = source + inner[k]
-            for c in range(columns):
-                out[to + k * width + c] = data[line + free[begin + c]] * scale
-            for c in range(columns, width):
-                out[to + k * width + c] = 0
-
-
-@compiled
-def _transpose_columns(data: Any, source: int, step: int, count: int, out: Any, to: int, width: int) -> None:
-    """A sliver whose k elements are neighbours in memory: transposed in registers."""
-    item, lanes = data.itemsize, lanes_of(data)
-    sample = data.dtype.type(0)
-    line, target = np.int64(data.ctypes.data) + source * item, np.int64(out.ctypes.data) + to * item
-    squares = count & -lanes
-    for k in range(0, squares, lanes):
-        v = 0
-        while v < width:
-            transpose_vectors(
-                sample,
-                target + (k * width + v) * item,
-                width * item,
-                line + (v * step + k) * item,
-                step * item,
-            )
-            v += lanes
-    for k in range(squares, count):
-        for c in range(width):
-            out[to + k * width + c] = data[source + c * step + k]
+    lanes, count = lanes_of(data), tables.count[1]
+    done = 0
+    if columns == width and tables.step[1] == 1 and tables.step[0] > 1:
+        done = count & -lanes
+        step, first = tables.step[0], source + tables.free[begin]
+        for v in range(0, width, lanes):
+            _transpose(data, first + v * step, step, done, out, to + v, width, scale)
+    for k in range(done, count):
+        line = source + tables.inner[k]
+        for c in range(columns):
+            out[to + k * width + c] = data[line + tables.free[begin + c]] * scale
+        for c in range(columns, width):
+            out[to + k * width + c] = 0
 
 
 @compiled

@@ -12,13 +12,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tilewise.engines.kernels.atomics import take
 from tilewise.engines.kernels.blocks import look_up_cell
-from tilewise.engines.kernels.compile import compiled
-from tilewise.engines.kernels.microkernel import MAX_VECTORS, SEGMENT_BYTES, multiply_tile
+from tilewise.engines.kernels.compile import compiled, inlined
+from tilewise.engines.kernels.microkernel import MAX_ROWS, MAX_VECTORS, SEGMENT_BYTES, lanes, multiply_tile
 from tilewise.engines.kernels.packing import lanes_of, pack_columns, pack_rows, padded
-from tilewise.engines.kernels.vectors import LINE_BYTES, add_vector, copy_vector, prefetch, sum_squares
+from tilewise.engines.kernels.squares import sum_squares
+from tilewise.engines.kernels.vectors import LINE_BYTES, add_vector, copy_vector, prefetch
 
 SHORT_DEPTH = 12
 """Segments shorter than this are not asked for one by one: asking would cost more than it saves."""
@@ -63,6 +65,21 @@ class Packed(NamedTuple):
     """Slivers of the column strips of one group."""
     col_at: Any
     """Where each column strip begins in `cols`."""
+
+
+class Tile(NamedTuple):
+    """A worker's buffer for one register tile."""
+
+    data: Any
+    """The tile's elements."""
+    lines: Any
+    """Where each of its rows begins."""
+
+
+def make_tile(dtype: npt.DTypeLike) -> Tile:
+    """A buffer for the largest register tile of an element type."""
+    pitch = lanes(np.dtype(dtype).itemsize) * MAX_VECTORS
+    return Tile(np.empty(MAX_ROWS * pitch, dtype), np.arange(MAX_ROWS) * pitch)
 
 
 @compiled
@@ -155,7 +172,7 @@ def multiply_cells(
                 break
 
 
-@compiled
+@inlined
 def _multiply_cell(
     cells: Any,
     cell: int,
@@ -177,7 +194,7 @@ def _multiply_cell(
     row_depth = row_panels.depth[row_panels.strip_panel[row]]
     col_depth = col_panels.depth[col_panels.strip_panel[col]]
     row_step = m * row_depth * parts
-    col_step = padded(n * parts, lanes_of(tile)) * col_depth * parts
+    col_step = padded(n * parts, lanes_of(tile.data)) * col_depth * parts
     first_row, first_col = row_panels.strip_begin[row], col_panels.strip_begin[col]
     total = 0.0
     for e in range(tables.count[2]):
@@ -217,7 +234,7 @@ def _multiply_cell(
     return total
 
 
-@compiled
+@inlined
 def _multiply_chunk(
     terms: Any,
     begin: int,
@@ -244,27 +261,26 @@ def _multiply_chunk(
     item, lanes = data.itemsize, lanes_of(data)
     sample = data.dtype.type(0)
     terms_address = np.int64(terms.ctypes.data) + begin * SEGMENT_BYTES
-    tile_address, data_address = np.int64(tile.ctypes.data), np.int64(data.ctypes.data)
+    data_address, free_address = np.int64(data.ctypes.data), np.int64(tables.free.ctypes.data)
+    tile_address, tile_lines = np.int64(tile.data.ctypes.data), np.int64(tile.lines.ctypes.data)
     slivers, narrow, wider = row_panels.slivers[strip], row_panels.narrow[strip], row_panels.wider[strip]
-    whole, vector = lanes * MAX_VECTORS // parts, lanes * item
+    whole = lanes * MAX_VECTORS // parts
     neighbours = tables.step[1] == parts
     col_sliver = np.int64(packed_cols.ctypes.data) + col_at * item
     first = 0
     while first < n:
         columns = min(whole, n - first)
         width = padded(columns * parts, lanes)
-        # Whole vectors of neighbouring elements are added as such, the rest one by one.
-        full = columns * parts // lanes if neighbours else 0
+        # Whole vectors of neighbouring elements go straight to the result, others through a buffer.
+        direct = neighbours and columns * parts == width
         to = data_address + (base + tables.inner[col0 + first]) * item
+        col_bytes = width * col_depth * parts * item
         row_sliver = np.int64(packed_rows.ctypes.data) + row_at * item
         row = row0
         for s in range(slivers):
             rows = narrow + 1 if s < wider else narrow
             sliver_bytes = rows * row_depth * parts * item
-            ahead = sliver_bytes if s + 1 < slivers else 0
-            # The result's lines are on their way while the tile is computed.
-            for r in range(row, row + rows):
-                prefetch(to + tables.free[r] * item)
+            ahead = sliver_bytes if s + 1 < slivers else col_bytes
             multiply_tile(
                 sample,
                 (rows - 1) * MAX_VECTORS + width // lanes - 1,
@@ -272,46 +288,25 @@ def _multiply_chunk(
                 col_sliver,
                 terms_address,
                 end - begin,
-                tile_address,
+                to if direct else tile_address,
+                free_address + row * 8 if direct else tile_lines,
+                1 if direct and not store else 0,
                 ahead,
+                0 if s + 1 < slivers else 1,
             )
-            source = tile_address
-            for r in range(row, row + rows):
-                target = to + tables.free[r] * item
-                for v in range(full):
-                    if store:
-                        copy_vector(sample, target + v * vector, source + v * vector)
-                    else:
-                        add_vector(sample, target + v * vector, source + v * vector)
-                source += width * item
-            if full * lanes < columns * parts:
-                _scatter(
-                    tile,
-                    rows,
-                    full * lanes // parts,
-                    columns,
-                    width,
-                    data,
-                    base,
-                    tables,
-                    row,
-                    col0 + first,
-                    store,
-                    parts,
-                )
+            if not direct:
+                _scatter(tile, rows, columns, data, base, tables, row, col0 + first, store, parts)
             row += rows
             row_sliver += sliver_bytes
         first += whole
-        col_sliver += width * col_depth * parts * item
+        col_sliver += col_bytes
 
 
-@compiled
+@inlined
 def _scatter(
     tile: Any,
     rows: int,
-    column: int,
     columns: int,
-    width: int,
     data: Any,
     base: int,
     tables: Any,
@@ -320,36 +315,42 @@ def _scatter(
     store: bool,
     parts: int,
 ) -> None:
-    """Add columns of a register tile to result elements one by one."""
+    """Bring a register tile from its buffer to the result: whole vectors, then one by one."""
+    item, lanes = data.itemsize, lanes_of(data)
+    sample = data.dtype.type(0)
+    reals = columns * parts
+    whole = reals & -lanes if tables.step[1] == parts else 0
     for r in range(rows):
         line = base + tables.free[row0 + r]
-        for c in range(column, columns):
-            at = line + tables.inner[col0 + c]
-            for part in range(parts):
-                value = tile[r * width + c * parts + part]
-                data[at + part] = value if store else data[at + part] + value
+        source = np.int64(tile.data.ctypes.data) + tile.lines[r] * item
+        target = np.int64(data.ctypes.data) + (line + tables.inner[col0]) * item
+        for v in range(0, whole * item, lanes * item):
+            if store:
+                copy_vector(sample, target + v, source + v)
+            else:
+                add_vector(sample, target + v, source + v)
+        for i in range(whole, reals):
+            at = line + tables.inner[col0 + i // parts] + i % parts
+            value = tile.data[tile.lines[r] + i]
+            data[at] = value if store else data[at] + value
 
 
-@compiled
+@inlined
 def _cell_squares(data: Any, base: int, tables: Any, row0: int, m: int, col0: int, n: int, parts: int) -> float:
     """Sum of the squared elements of a cell."""
-    item = data.itemsize
-    sample = data.dtype.type(0)
-    address = np.int64(data.ctypes.data) + base * item
     length = n if tables.step[1] == parts else 1
     if length == n and tables.step[0] == n * parts:
-        return sum_squares(sample, address + (tables.free[row0] + tables.inner[col0]) * item, m * n * parts)
+        return sum_squares(data, base + tables.free[row0] + tables.inner[col0], m * n * parts)
     total = 0.0
     for r in range(row0, row0 + m):
-        line = address + tables.free[r] * item
         c = col0
         while c < col0 + n:
-            total += sum_squares(sample, line + tables.inner[c] * item, length * parts)
+            total += sum_squares(data, base + tables.free[r] + tables.inner[c], length * parts)
             c += length
     return total
 
 
-@compiled
+@inlined
 def _fetch_cell(cells: Any, cell: int, row_panels: Any, packed: Any, parts: int) -> None:
     """Ask for the slivers of rows that a cell reads: segments too short for the CPU to guess."""
     item = packed.rows.itemsize
@@ -365,7 +366,7 @@ def _fetch_cell(cells: Any, cell: int, row_panels: Any, packed: Any, parts: int)
         address += rows * depth * parts * item
 
 
-@compiled
+@inlined
 def _fetch_strip(row_panels: Any, row: int, packed: Any, parts: int) -> None:
     """Ask for all slivers of a short strip of rows."""
     item = packed.rows.itemsize
@@ -375,7 +376,7 @@ def _fetch_strip(row_panels: Any, row: int, packed: Any, parts: int) -> None:
         _fetch(begin, begin + size)
 
 
-@compiled
+@inlined
 def _fetch(line: int, end: int) -> None:
     while line < end:
         prefetch(line)

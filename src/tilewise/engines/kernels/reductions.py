@@ -13,8 +13,9 @@ import numpy as np
 
 from tilewise.engines.kernels.atomics import take
 from tilewise.engines.kernels.blocks import locate
-from tilewise.engines.kernels.compile import compiled, compiled_fast
+from tilewise.engines.kernels.compile import compiled
 from tilewise.engines.kernels.packing import lanes_of
+from tilewise.engines.kernels.squares import sum_squares
 from tilewise.engines.kernels.vectors import add_transposed_vectors, transpose_vectors
 
 
@@ -113,7 +114,7 @@ def gather_blocks(
                 )
                 if stop[0] != 0:
                     break
-            squares[block] = _sum_squares(out, start[block], count)
+            squares[block] = sum_squares(out, start[block], count)
 
 
 @compiled
@@ -256,29 +257,15 @@ def _add_transposed(
     lanes = lanes_of(data)
     whole_n, whole_m = n & -lanes, m & -lanes
     origin, goal = np.int64(data.ctypes.data) + source * item, np.int64(out.ctypes.data) + target * item
-    plain = store and alpha == 1
     for j in range(0, whole_n, lanes):
         for i in range(0, whole_m, lanes):
             here, there = origin + (i + j * step) * item, goal + (i * out_across + j) * item
-            if plain:
+            if store:
                 transpose_vectors(alpha, there, out_across * item, here, step * item)
             else:
-                if store:
-                    for r in range(i, i + lanes):
-                        for c in range(j, j + lanes):
-                            out[target + r * out_across + c] = 0
                 add_transposed_vectors(alpha, there, out_across * item, here, step * item)
     for i in range(m):
         for j in range(whole_n if i < whole_m else 0, n):
             value = alpha * data[source + i + j * step]
             at = target + i * out_across + j
             out[at] = value if store else out[at] + value
-
-
-@compiled_fast
-def _sum_squares(data: Any, start: int, count: int) -> float:
-    total = 0.0
-    for i in range(start, start + count):
-        re, im = np.float64(data[i].real), np.float64(data[i].imag)
-        total += re * re + im * im
-    return total

@@ -55,26 +55,14 @@ def add_vector(typingctx: Any, sample: Any, target: Any, source: Any) -> Any:
 
 @intrinsic
 def transpose_vectors(
-    typingctx: Any, sample: Any, target: Any, target_stride: Any, source: Any, source_stride: Any
+    typingctx: Any, factor: Any, target: Any, target_stride: Any, source: Any, source_stride: Any
 ) -> Any:
-    """Transpose a square of one register's width; strides are in bytes.
+    """Store `factor` times the transpose of a square of one register's width; strides are in bytes.
 
     Row i of the square lies at ``source + i * source_stride``; its column i goes to
     ``target + i * target_stride``.
     """
-    signature = types.void(sample, *[types.int64] * 4)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if isinstance(sample, types.Complex):  # never reached, but compiled: callers ask whether elements are real
-            return context.get_dummy_value()
-        _, target, target_stride, source, source_stride = args
-        element, size = _element(sample), sample.bitwidth // 8
-        rows = _load_rows(builder, element, size, source, source_stride)
-        for i, value in enumerate(_transposed(builder, rows)):
-            builder.store(value, _row(builder, element, size, target, target_stride, i)).align = size
-        return context.get_dummy_value()
-
-    return signature, codegen
+    return _transposition(factor, add=False)
 
 
 @intrinsic
@@ -82,26 +70,31 @@ def add_transposed_vectors(
     typingctx: Any, factor: Any, target: Any, target_stride: Any, source: Any, source_stride: Any
 ) -> Any:
     """Add `factor` times the transpose of a square of one register's width; see `transpose_vectors`."""
-    signature = types.void(factor, *[types.int64] * 4)
+    return _transposition(factor, add=True)
+
+
+def _transposition(factor: Any, add: bool) -> Any:
+    """Signature and code of a transposition that stores or adds."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if isinstance(factor, types.Complex):  # never reached, but compiled: callers ask whether elements are real
             return context.get_dummy_value()
         scale, target, target_stride, source, source_stride = args
         element, size = _element(factor), factor.bitwidth // 8
-        kind = ir.VectorType(element, lanes(size))
-        spread = ir.Constant(kind, ir.Undefined)
+        spread = ir.Constant(ir.VectorType(element, lanes(size)), ir.Undefined)
         for i in range(lanes(size)):
             spread = builder.insert_element(spread, scale, ir.Constant(ir.IntType(32), i))
         rows = _load_rows(builder, element, size, source, source_stride)
         for i, value in enumerate(_transposed(builder, rows)):
-            at = _row(builder, element, size, target, target_stride, i)
-            old = builder.load(at)
-            old.align = size
-            builder.store(builder.fadd(old, builder.fmul(value, spread)), at).align = size
+            at, new = _row(builder, element, size, target, target_stride, i), builder.fmul(value, spread)
+            if add:
+                old = builder.load(at)
+                old.align = size
+                new = builder.fadd(old, new)
+            builder.store(new, at).align = size
         return context.get_dummy_value()
 
-    return signature, codegen
+    return types.void(factor, *[types.int64] * 4), codegen
 
 
 def _row(builder: Any, element: Any, size: int, address: Any, stride: Any, number: int) -> Any:
@@ -151,72 +144,3 @@ def prefetch(typingctx: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return signature, codegen
-
-
-@intrinsic
-def sum_squares(typingctx: Any, sample: Any, address: Any, count: Any) -> Any:
-    """The sum of the squares of `count` neighbouring elements, in double precision."""
-    signature = types.float64(sample, types.int64, types.int64)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        function = _square_summer(builder.module, _element(sample), sample.bitwidth // 8)
-        return builder.call(function, args[1:])
-
-    return signature, codegen
-
-
-def _square_summer(module: Any, element: Any, size: int) -> Any:
-    """A function (address, count) -> double: whole vectors first, then one by one."""
-    name = f"tilewise_squares_{size}"
-    if name in module.globals:
-        return module.globals[name]
-    double, int64, width = ir.DoubleType(), ir.IntType(64), lanes(size)
-    wide = ir.VectorType(double, width)
-    fn = ir.Function(module, ir.FunctionType(double, [int64, int64]), name)
-    fn.linkage = "internal"
-    entry, body, between, tail, done = (fn.append_basic_block(n) for n in ("entry", "body", "between", "tail", "done"))
-    b = ir.IRBuilder(entry)
-    address, count = fn.args
-    zero, step = ir.Constant(int64, 0), ir.Constant(int64, width)
-    nothing = ir.Constant(wide, [0.0] * width)
-    b.cbranch(b.icmp_signed(">=", count, step), body, between)
-
-    b.position_at_end(body)
-    at, sums = b.phi(int64), b.phi(wide)
-    value = b.load(_pointer(b, b.add(address, b.mul(at, ir.Constant(int64, size))), element, width))
-    value.align = size
-    value = value if size == 8 else b.fpext(value, wide)
-    new, following = b.fadd(sums, b.fmul(value, value)), b.add(at, step)
-    at.add_incoming(zero, entry)
-    at.add_incoming(following, body)
-    sums.add_incoming(nothing, entry)
-    sums.add_incoming(new, body)
-    b.cbranch(b.icmp_signed("<=", b.add(following, step), count), body, between)
-
-    b.position_at_end(between)
-    start, total = b.phi(int64), b.phi(wide)
-    for phi, first, later in ((start, zero, following), (total, nothing, new)):
-        phi.add_incoming(first, entry)
-        phi.add_incoming(later, body)
-    whole = ir.Constant(double, 0.0)
-    for i in range(width):
-        whole = b.fadd(whole, b.extract_element(total, ir.Constant(ir.IntType(32), i)))
-    b.cbranch(b.icmp_signed("<", start, count), tail, done)
-
-    b.position_at_end(tail)
-    i, part = b.phi(int64), b.phi(double)
-    single = b.load(b.inttoptr(b.add(address, b.mul(i, ir.Constant(int64, size))), element.as_pointer()))
-    single = single if size == 8 else b.fpext(single, double)
-    more, nxt = b.fadd(part, b.fmul(single, single)), b.add(i, ir.Constant(int64, 1))
-    i.add_incoming(start, between)
-    i.add_incoming(nxt, tail)
-    part.add_incoming(whole, between)
-    part.add_incoming(more, tail)
-    b.cbranch(b.icmp_signed("<", nxt, count), tail, done)
-
-    b.position_at_end(done)
-    result = b.phi(double)
-    result.add_incoming(whole, between)
-    result.add_incoming(more, tail)
-    b.ret(result)
-    return fn
