@@ -223,6 +223,7 @@ class ThreadsEngine:
         self._workers.run(pack, row_reals.astype(np.float64))
         seconds = time.perf_counter() - begin
         col_at, longest = _column_places(work, job)
+        strips = int(np.diff(work.cells.group_ptr).max())
         cells = cells_view(work, job.target, job.slots)
 
         def multiply(worker: int, queues: Ints, stop: Ints) -> None:
@@ -234,7 +235,7 @@ class ThreadsEngine:
                 cells,
                 row_panels,
                 col_panels,
-                Packed(frozen(packed), row_at, buffer, col_at),
+                Packed(frozen(packed), row_at, buffer, col_at, np.full(strips, -1)),
                 cols,
                 make_tables(cols),
                 result,

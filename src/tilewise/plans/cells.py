@@ -1,8 +1,8 @@
 """Cutting the result of a product into cells and tasks.
 
 A panel with many free elements is cut into strips, a result block into the cells of its strips.  Strips of
-columns are gathered into groups that fill about half a second-level cache; a task is a run of cells of one
-group, so that a worker packs a group's columns once and meets the rows in order.
+columns are gathered into groups that stay in the last-level cache.  A task is a run of cells of one group, row
+by row: a strip of rows stays in the second-level cache while it meets the group's columns.
 """
 
 from __future__ import annotations

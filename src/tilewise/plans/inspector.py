@@ -37,8 +37,8 @@ ROW_STRIP = 120
 COL_STRIP = 512
 """Columns of a strip."""
 
-GROUP_BYTES = 4 * 1024 * 1024
-"""Packed columns that a worker keeps near."""
+GROUP_BYTES = 2 * 1024 * 1024
+"""Packed columns that each strip of rows meets while it is near: a share of the last-level cache."""
 
 GEMM_STRIP = 768
 """Rows and columns of a cell that goes to BLAS."""

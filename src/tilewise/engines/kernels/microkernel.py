@@ -9,6 +9,8 @@ the size of its blocks.  LLVM's generic vectors make one source serve every CPU 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -43,9 +45,9 @@ MAX_ROWS = 8 if REGISTER_BYTES == 64 else 6
 MAX_VECTORS = 2
 """Vectors per row of the largest register tile."""
 
-TILE_ELEMENTS = MAX_ROWS * MAX_VECTORS * REGISTER_BYTES // 4
-"""Elements that the buffer for one register tile must hold, for the smallest element type."""
-
+UNROLL = 4
+"""Positions along k that the loop of a register tile takes at a time: counting and fetching would else take up to a
+third of what a core can issue."""
 
 LANES_4, LANES_8 = REGISTER_BYTES // 4, REGISTER_BYTES // 8
 """Elements of one vector register, for elements of four and of eight bytes."""
@@ -93,54 +95,63 @@ class _TileBuilder:
         return ir.Function(module, ir.FunctionType(self.vector, [self.vector] * 3), name)
 
     def _emit(self) -> None:
-        """entry -> for each segment -> for each k: multiply-add -> store the tile."""
-        fn = self.function
-        entry, outer, inner, after, done = (
-            fn.append_basic_block(n) for n in ("entry", "segment", "k", "after", "done")
-        )
-        row_base, col_base, segments, count, out, lines, add, ahead, fetch_cols = fn.args
-        zeros = [ir.Constant(self.vector, [0.0] * self.lanes)] * (self.rows * self.vectors)
-        b = ir.IRBuilder(entry)
+        """For each segment, for each k: multiply-add; then write the tile.  LLVM turns the variables into registers."""
+        b = ir.IRBuilder(self.function.append_basic_block("entry"))
+        row_base, col_base, segments, count, out, lines, add, ahead, fetch_cols = self.function.args
         places = self._places(b, out, lines)
-        row_bytes, col_bytes = _const(self.rows * self.itemsize), _const(self.vectors * self.lanes * self.itemsize)
+        row_bytes, col_bytes = self.rows * self.itemsize, self.vectors * self.lanes * self.itemsize
         columns_next = b.icmp_signed("!=", fetch_cols, _const(0))
-        fetch_step = b.select(columns_next, col_bytes, row_bytes)
-        b.cbranch(b.icmp_signed(">", count, _const(0)), outer, done)
+        fetch_bytes = b.select(columns_next, _const(col_bytes), _const(row_bytes))
+        sums = [
+            self._variable(b, ir.Constant(self.vector, [0.0] * self.lanes)) for _ in range(len(places) * self.vectors)
+        ]
+        row, col, fetch, left = (self._variable(b, _const(0)) for _ in range(4))
+        segment = self._variable(b, segments)
+        end = b.add(segments, b.mul(count, _const(SEGMENT_BYTES)))
 
-        b.position_at_end(outer)
-        number = b.phi(INT64)
-        number.add_incoming(_const(0), entry)
-        sums = self._phis(b, zeros, entry)
-        row_at, col_at, length = self._segment(b, segments, number)
-        row_start, col_start = b.add(row_base, b.mul(row_at, row_bytes)), b.add(col_base, b.mul(col_at, col_bytes))
-        fetch_start = b.add(b.select(columns_next, col_start, row_start), ahead)
-        b.branch(inner)
+        def step(count: int) -> None:
+            """Multiply-add `count` positions of k."""
+            for i in range(count):
+                ahead_of, row_at, col_at = (
+                    b.add(b.load(variable), b.mul(each, _const(i)))
+                    for variable, each in ((fetch, fetch_bytes), (row, _const(row_bytes)), (col, _const(col_bytes)))
+                )
+                b.call(self.prefetch, [b.inttoptr(ahead_of, BYTE.as_pointer()), *PREFETCH_READ])
+                self._multiply_add(b, row_at, col_at, sums)
+            advance = ((row, _const(row_bytes)), (col, _const(col_bytes)), (fetch, fetch_bytes), (left, _const(-1)))
+            for variable, each in advance:
+                b.store(b.add(b.load(variable), b.mul(each, _const(count))), variable)
 
-        b.position_at_end(inner)
-        left, row, col, fetch = (b.phi(INT64) for _ in range(4))
-        for phi, start in ((left, length), (row, row_start), (col, col_start), (fetch, fetch_start)):
-            phi.add_incoming(start, outer)
-        running = self._phis(b, sums, outer)
-        b.call(self.prefetch, [b.inttoptr(fetch, BYTE.as_pointer()), *PREFETCH_READ])
-        new = self._multiply_add(b, row, col, running)
-        for phi, step in ((left, _const(-1)), (row, row_bytes), (col, col_bytes), (fetch, fetch_step)):
-            phi.add_incoming(b.add(phi, step), inner)
-        for phi, value in zip(running, new, strict=True):
-            phi.add_incoming(value, inner)
-        b.cbranch(b.icmp_signed(">", left, _const(1)), inner, after)
+        with self._while(b, lambda: b.icmp_signed("<", b.load(segment), end)):
+            row_at, col_at, length = self._segment(b, b.load(segment))
+            b.store(b.add(row_base, b.mul(row_at, _const(row_bytes))), row)
+            b.store(b.add(col_base, b.mul(col_at, _const(col_bytes))), col)
+            b.store(b.add(b.select(columns_next, b.load(col), b.load(row)), ahead), fetch)
+            b.store(length, left)
+            with self._while(b, lambda: b.icmp_signed(">=", b.load(left), _const(UNROLL))):
+                step(UNROLL)
+            with self._while(b, lambda: b.icmp_signed(">", b.load(left), _const(0))):
+                step(1)
+            b.store(b.add(b.load(segment), _const(SEGMENT_BYTES)), segment)
+        self._write(b, [b.load(v) for v in sums], places, add)
 
+    @staticmethod
+    def _variable(b: ir.IRBuilder, value: Any) -> Any:
+        at = b.alloca(value.type)
+        b.store(value, at)
+        return at
+
+    @contextmanager
+    def _while(self, b: ir.IRBuilder, condition: Callable[[], Any]) -> Iterator[None]:
+        """A loop around the code of a with statement."""
+        test, body, after = (self.function.append_basic_block(n) for n in ("test", "body", "after"))
+        b.branch(test)
+        b.position_at_end(test)
+        b.cbranch(condition(), body, after)
+        b.position_at_end(body)
+        yield
+        b.branch(test)
         b.position_at_end(after)
-        following = b.add(number, _const(1))
-        number.add_incoming(following, after)
-        for phi, value in zip(sums, new, strict=True):
-            phi.add_incoming(value, after)
-        b.cbranch(b.icmp_signed("<", following, count), outer, done)
-
-        b.position_at_end(done)
-        final = self._phis(b, zeros, entry)
-        for phi, value in zip(final, new, strict=True):
-            phi.add_incoming(value, after)
-        self._write(b, final, places, add)
 
     def _places(self, b: ir.IRBuilder, out: Any, lines: Any) -> list[Any]:
         """Where the rows of the tile go; they are on their way to the cache while the tile is computed."""
@@ -163,29 +174,22 @@ class _TileBuilder:
             b.ret_void()
 
     @staticmethod
-    def _phis(b: ir.IRBuilder, values: list[Any], block: ir.Block) -> list[Any]:
-        phis = [b.phi(v.type) for v in values]
-        for phi, value in zip(phis, values, strict=True):
-            phi.add_incoming(value, block)
-        return phis
-
-    @staticmethod
-    def _segment(b: ir.IRBuilder, segments: Any, number: Any) -> list[Any]:
-        at = b.inttoptr(b.add(segments, b.mul(number, _const(SEGMENT_BYTES))), INT32.as_pointer())
+    def _segment(b: ir.IRBuilder, address: Any) -> list[Any]:
+        at = b.inttoptr(address, INT32.as_pointer())
         return [b.sext(b.load(b.gep(at, [_const(i)])), INT64) for i in range(3)]
 
-    def _multiply_add(self, b: ir.IRBuilder, row: Any, col: Any, sums: list[Any]) -> list[Any]:
+    def _multiply_add(self, b: ir.IRBuilder, row: Any, col: Any, sums: list[Any]) -> None:
         columns = [self._load(b, col, v * self.lanes * self.itemsize) for v in range(self.vectors)]
         row_pointer = b.inttoptr(row, self.element.as_pointer())
         undefined = ir.Constant(self.vector, ir.Undefined)
         everywhere = ir.Constant(ir.VectorType(INT32, self.lanes), [0] * self.lanes)
-        new = []
         for r in range(self.rows):
             scalar = b.load(b.gep(row_pointer, [_const(r)]))
             first = b.insert_element(undefined, scalar, ir.Constant(INT32, 0))
             spread = b.shuffle_vector(first, undefined, everywhere)
-            new += [b.call(self.fma, [spread, columns[v], sums[r * self.vectors + v]]) for v in range(self.vectors)]
-        return new
+            for v, column in enumerate(columns):
+                total = sums[r * self.vectors + v]
+                b.store(b.call(self.fma, [spread, column, b.load(total)]), total)
 
     def _load(self, b: ir.IRBuilder, address: Any, offset: int) -> Any:
         value = b.load(b.inttoptr(b.add(address, _const(offset)), self.vector.as_pointer()))
@@ -243,7 +247,7 @@ def multiply_tile(
     `sample` is a value of the element type, float32 or float64; only its type is used.  Row r of the tile is
     stored at `out` plus the r-th int64 at `lines` (in reals), or added to what is there if `add` is not zero.
     `ahead` is the distance in bytes from this sliver of rows to the one that is multiplied next, which is
-    fetched meanwhile.
+    fetched meanwhile; from this sliver of columns to the next if `fetch_cols` is not zero.
     """
     signature = types.void(sample, *[types.int64] * 10)
     itemsize = sample.bitwidth // 8

@@ -65,6 +65,8 @@ class Packed(NamedTuple):
     """Slivers of the column strips of one group."""
     col_at: Any
     """Where each column strip begins in `cols`."""
+    held: Any
+    """Which group's strip each place of `cols` holds; -1 for none."""
 
 
 class Tile(NamedTuple):
@@ -124,8 +126,8 @@ def multiply_cells(
     squares: Any,
     tally: Any,
 ) -> None:
-    """Run the tasks this worker takes: pack their columns, multiply their cells."""
-    packed_group, last_row = -1, -1
+    """Run the tasks this worker takes: pack columns when they are first met, multiply cells."""
+    last_row = -1
     while stop[0] == 0:
         task = take(queues, worker)
         if task < 0:
@@ -133,12 +135,12 @@ def multiply_cells(
         first, last = cells.task_ptr[task], cells.task_ptr[task + 1]
         tally[worker, 0] += 1
         group = cells.group_of_col[cells.col[first]]
-        if group != packed_group:
-            for strip in range(cells.group_ptr[group], cells.group_ptr[group + 1]):
-                pack_columns(cols, col_panels, strip, packed.cols, packed.col_at[strip], parts, col_tables)
-            packed_group = group
         for cell in range(first, last):
-            row = cells.row[cell]
+            row, col = cells.row[cell], cells.col[cell]
+            place = col - cells.group_ptr[group]
+            if packed.held[place] != group:
+                pack_columns(cols, col_panels, col, packed.cols, packed.col_at[col], parts, col_tables)
+                packed.held[place] = group
             if cell + 1 < last and cells.terms[cells.begin[cell], 2] >= SHORT_DEPTH:
                 _fetch_cell(cells, cell + 1, row_panels, packed, parts)
             elif row != last_row and row + 1 < len(row_panels.strip_size):
@@ -147,9 +149,9 @@ def multiply_cells(
             look_up_cell(
                 result,
                 row_panels.tiles,
-                row_panels.strip_panel[cells.row[cell]],
+                row_panels.strip_panel[row],
                 col_panels.tiles,
-                col_panels.strip_panel[cells.col[cell]],
+                col_panels.strip_panel[col],
                 tables,
                 parts,
             )
