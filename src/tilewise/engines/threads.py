@@ -235,7 +235,7 @@ class ThreadsEngine:
                 cells,
                 row_panels,
                 col_panels,
-                Packed(frozen(packed), row_at, buffer, col_at, np.full(strips, -1)),
+                Packed(frozen(packed), row_at, buffer, col_at, np.zeros(strips, np.bool_)),
                 cols,
                 make_tables(cols),
                 result,

@@ -66,7 +66,7 @@ class Packed(NamedTuple):
     col_at: Any
     """Where each column strip begins in `cols`."""
     held: Any
-    """Which group's strip each place of `cols` holds; -1 for none."""
+    """Whether each strip of the group that is worked on is in `cols`."""
 
 
 class Tile(NamedTuple):
@@ -127,7 +127,7 @@ def multiply_cells(
     tally: Any,
 ) -> None:
     """Run the tasks this worker takes: pack columns when they are first met, multiply cells."""
-    last_row = -1
+    packed_group, last_row = -1, -1
     while stop[0] == 0:
         task = take(queues, worker)
         if task < 0:
@@ -135,12 +135,14 @@ def multiply_cells(
         first, last = cells.task_ptr[task], cells.task_ptr[task + 1]
         tally[worker, 0] += 1
         group = cells.group_of_col[cells.col[first]]
+        if group != packed_group:
+            packed.held[:] = False
+            packed_group = group
         for cell in range(first, last):
             row, col = cells.row[cell], cells.col[cell]
-            place = col - cells.group_ptr[group]
-            if packed.held[place] != group:
+            if not packed.held[col - cells.group_ptr[group]]:
                 pack_columns(cols, col_panels, col, packed.cols, packed.col_at[col], parts, col_tables)
-                packed.held[place] = group
+                packed.held[col - cells.group_ptr[group]] = True
             if cell + 1 < last and cells.terms[cells.begin[cell], 2] >= SHORT_DEPTH:
                 _fetch_cell(cells, cell + 1, row_panels, packed, parts)
             elif row != last_row and row + 1 < len(row_panels.strip_size):
