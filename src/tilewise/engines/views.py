@@ -24,6 +24,8 @@ Ints = npt.NDArray[np.int64]
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A read-only view: compiled loops know one type of array for everything they only read."""
+    if not array.flags.writeable:
+        return array
     view = array.view()
     view.flags.writeable = False
     return view

@@ -28,17 +28,19 @@ def key_strides(counts: Sequence[int]) -> list[int]:
     return strides
 
 
-def block_keys(index: _Ints, counts: Sequence[int]) -> _Ints:
-    """One integer per block; keys are ordered as the blocks are lexicographically."""
+def block_keys(index: _Ints, counts: Sequence[int], modes: Sequence[int] | None = None) -> _Ints:
+    """One integer per block, over all its modes or some; keys are ordered as the blocks are lexicographically."""
     if not fits_keys(counts):
         raise InputError(
             f"A tensor with {' x '.join(map(str, counts))} tiles has {math.prod(counts):.3g} blocks. "
             "Block keys are 64-bit, so at most 2**63 - 1 blocks can be addressed. Use fewer, larger tiles."
         )
     keys = np.zeros(len(index), dtype=np.int64)
-    for mode, stride in enumerate(key_strides(counts)):
-        if counts[mode] > 1:
-            keys += index[:, mode] * stride
+    for mode, count, stride in zip(
+        range(len(counts)) if modes is None else modes, counts, key_strides(counts), strict=True
+    ):
+        if count > 1:
+            keys += index[:, mode] if stride == 1 else index[:, mode] * stride
     return keys
 
 

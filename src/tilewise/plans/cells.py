@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.plans.joins import Joined, cut_tasks, stable_order
+from tilewise.plans.arrange import cut_strips, cut_tasks, group_columns, order_cells
+from tilewise.plans.joins import Joined
 from tilewise.plans.sides import Side
 
 Ints = npt.NDArray[np.int64]
@@ -48,16 +49,8 @@ class Strips:
     @classmethod
     def of(cls, side: Side, limit: int) -> Strips:
         """Cut panels into strips of nearly equal size, none larger than `limit`."""
-        count = -(-side.size // limit)
-        first = np.zeros(len(count) + 1, np.int64)
-        np.cumsum(count, out=first[1:])
-        if first[-1] == len(count):
-            return cls(np.arange(len(count)), np.zeros(len(count), np.int64), side.size, side.batch, first)
-        panel = np.repeat(np.arange(len(count)), count)
-        number = np.arange(len(panel)) - first[panel]
-        base, extra = np.divmod(side.size[panel], count[panel])
-        begin = number * base + np.minimum(number, extra)
-        return cls(panel, begin, base + (number < extra), side.batch[panel], first)
+        panel, begin, size, batch, first = cut_strips(side.size, side.batch, limit)
+        return cls(panel, begin, size, batch, first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +104,20 @@ def make_cells(
     `slot` is the place of each joined block in the result's pattern; `flop_factor` is 2 for real elements
     and 8 for complex ones.
     """
-    block, row, col = _cut_blocks(joined, rows, cols)
-    group_of_col, group_ptr = _group_columns(col_bytes, group_bytes)
-    flops = (flop_factor * rows.size[row] * cols.size[col] * rows.batch[row]).astype(np.float64)
-    flops *= joined.depth[block]
-    order = stable_order(group_of_col[col], len(group_ptr) - 1)
-    block, row, col, flops = block[order], row[order], col[order], flops[order]
+    group_of_col, group_ptr = group_columns(col_bytes, group_bytes)
+    block, row, col, flops = order_cells(
+        joined.row,
+        joined.col,
+        joined.depth,
+        rows.first,
+        rows.size,
+        rows.batch,
+        cols.first,
+        cols.size,
+        group_of_col,
+        len(group_ptr) - 1,
+        flop_factor,
+    )
     begin, end = joined.ptr[block], joined.ptr[block + 1]
     pieces = _count_pieces(flops, end - begin)
     piece = np.zeros(len(block), np.int64)
@@ -141,26 +142,3 @@ def _cut_terms(begin: Ints, end: Ints, pieces: int) -> tuple[Ints, Ints]:
     """Ranges of terms of each piece of each cell."""
     cuts = begin[:, None] + (end - begin)[:, None] * np.arange(pieces + 1) // pieces
     return cuts[:, :-1].ravel(), cuts[:, 1:].ravel()
-
-
-def _cut_blocks(joined: Joined, rows: Strips, cols: Strips) -> tuple[Ints, Ints, Ints]:
-    number = np.arange(len(joined.row))
-    if len(rows.panel) == len(rows.first) - 1 and len(cols.panel) == len(cols.first) - 1:
-        return number, joined.row.astype(np.int64), joined.col.astype(np.int64)
-    across = (cols.first[1:] - cols.first[:-1])[joined.col]
-    count = (rows.first[1:] - rows.first[:-1])[joined.row] * across
-    block = np.repeat(number, count)
-    within = np.arange(len(block)) - np.repeat(np.cumsum(count) - count, count)
-    down, right = np.divmod(within, across[block])
-    return block, rows.first[joined.row[block]] + down, cols.first[joined.col[block]] + right
-
-
-def _group_columns(col_bytes: Ints, group_bytes: int) -> tuple[Ints, Ints]:
-    """Neighbouring column strips share a group until it holds `group_bytes`."""
-    if not len(col_bytes):
-        return np.zeros(0, np.int64), np.zeros(1, np.int64)
-    before = np.cumsum(col_bytes) - col_bytes
-    label = before // max(group_bytes, 1)
-    changes = np.flatnonzero(np.diff(label)) + 1
-    ptr = np.concatenate([[0], changes, [len(col_bytes)]])
-    return np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)), ptr

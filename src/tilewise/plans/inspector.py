@@ -20,6 +20,7 @@ from tilewise.errors import InputError
 from tilewise.expressions import Contraction
 from tilewise.patterns import Pattern, expand
 from tilewise.patterns.keys import block_keys
+from tilewise.plans.arrange import mean_edges
 from tilewise.plans.cells import Cells, Strips, make_cells
 from tilewise.plans.joins import Entries, Joined, count_products, join
 from tilewise.plans.plan import Kernel, Operand, Plan, Product
@@ -157,16 +158,7 @@ def _choose_kernel(
     operands: tuple[Operand, Operand],
 ) -> Kernel:
     """From mean block edges, weighted by how often blocks take part in products."""
-    meets = np.diff(by_inner.ptr)[by_row.other]
-    total = int(meets.sum())
-    if total == 0:
-        return "loops"
-    panel = np.repeat(np.arange(len(rows.size)), np.diff(rows.ptr))
-    m = float((rows.size[panel] * meets).sum()) / total
-    k = float((lengths[by_row.other] * meets).sum()) / total
-    met = np.bincount(by_row.other, minlength=len(lengths))
-    n = float((cols.size[by_inner.other] * np.repeat(met, np.diff(by_inner.ptr))).sum()) / total
-    batch = float((rows.batch[panel] * meets).sum()) / total
+    m, n, k, batch = mean_edges(by_row, by_inner, rows.size, cols.size, rows.batch, lengths)
     if min(m, n) < LOOPS_EDGE or (batch > 1 and m * n * k < 512):
         return "loops"
     plain = all(o.pattern.symmetry is None for o in operands)

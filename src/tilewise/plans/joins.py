@@ -244,33 +244,3 @@ def dropped_error(rows: Any, cols: Any, panels: int, drop: float) -> float:
                 lost[col] = 0.0
     # Summation of n positive numbers is exact to n roundings; the bound must not be below the truth.
     return np.sqrt(total) * (1.0 + 1e-12)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def stable_order(key: Any, keys: int) -> Any:
-    """The stable permutation that sorts small integers, by counting."""
-    start = np.zeros(keys + 1, np.int64)
-    for value in key:
-        start[value + 1] += 1
-    for i in range(keys):
-        start[i + 1] += start[i]
-    order = np.empty(len(key), np.int64)
-    for i in range(len(key)):
-        order[start[key[i]]] = i
-        start[key[i]] += 1
-    return order
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def cut_tasks(group: Any, flops: Any, target: float) -> Any:
-    """First cell of each task: a task keeps to one group and ends once it holds `target` flops."""
-    start = np.empty(len(group) + 1, np.int64)
-    tasks, load = 0, 0.0
-    for i in range(len(group)):
-        if i == 0 or group[i] != group[i - 1] or load >= target:
-            start[tasks] = i
-            tasks += 1
-            load = 0.0
-        load += flops[i]
-    start[tasks] = len(group)
-    return start[: tasks + 1].copy()

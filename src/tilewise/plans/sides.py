@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tilewise.patterns import Expansion
 from tilewise.patterns.keys import block_keys, blocks_of_keys
+from tilewise.plans.arrange import order_by_inner, order_side, shared_keys
 from tilewise.plans.joins import Entries
 from tilewise.spaces import Space
 
@@ -115,16 +116,13 @@ class Side:
 
     def by_inner(self, tiles: int) -> Entries:
         """The entries as the column operand of a join: ordered by k tile, then by panel."""
-        panel = np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
-        order = np.argsort(self.inner, kind="stable")
-        ptr = np.zeros(tiles + 1, np.int64)
-        np.cumsum(np.bincount(self.inner, minlength=tiles), out=ptr[1:])
-        return Entries(ptr, panel[order], self.at[order], self.block[order], self.norms[order])
+        ptr, order, panel = order_by_inner(self.ptr, self.inner, tiles)
+        return Entries(ptr, panel, self.at[order], self.block[order], self.norms[order])
 
 
 def keys_of(expansion: Expansion, spaces: Sequence[Space], modes: Sequence[int]) -> Ints:
     """Key of each block over some of its modes."""
-    return block_keys(expansion.index[:, list(modes)], [spaces[d].ntiles for d in modes])
+    return block_keys(expansion.index, [spaces[d].ntiles for d in modes], modes)
 
 
 def make_sides(
@@ -142,8 +140,7 @@ def make_sides(
     tiles = Numbering.of(inner_spaces, keys)
     lengths = tiles.sizes(inner_spaces, range(len(modes[0].batch), len(common)))
     numbers = [tiles.numbers(k) for k in keys]
-    present = [np.bincount(n, minlength=tiles.size) > 0 for n in numbers]
-    meets = present[0] & present[1]
+    meets = shared_keys(numbers[0], numbers[1], tiles.size)
     left, right = (_make_side(expansions[i], spaces[i], modes[i], numbers[i], lengths, meets) for i in range(2))
     return left, right, lengths
 
@@ -156,21 +153,13 @@ def _make_side(
     lengths: Ints,
     meets: npt.NDArray[np.bool_],
 ) -> Side:
-    block = np.flatnonzero(meets[tile])
-    tile = tile[block]
     panel_modes = modes.batch + modes.free
     panel_spaces = [spaces[d] for d in panel_modes]
-    panel_keys = keys_of(expansion, spaces, panel_modes)[block]
-    panels = Numbering.of(panel_spaces, [panel_keys])
-    panel = panels.numbers(panel_keys)
-    rank = panel * len(lengths) + tile
-    if not np.all(rank[1:] > rank[:-1]):
-        order = np.argsort(rank, kind="stable")
-        block, tile, panel = block[order], tile[order], panel[order]
-    ptr = np.zeros(panels.size + 1, np.int64)
-    np.cumsum(np.bincount(panel, minlength=panels.size), out=ptr[1:])
-    before = np.zeros(len(tile) + 1, np.int64)
-    np.cumsum(lengths[tile], out=before[1:])
+    keys = keys_of(expansion, spaces, panel_modes)
+    panels = Numbering.of(panel_spaces, [keys])
+    ptr, block, inner, at, norms, depth = order_side(
+        panels.numbers(keys), tile, meets, lengths, panels.size, expansion.norms
+    )
     batches = len(modes.batch)
     return Side(
         modes=modes,
@@ -178,10 +167,10 @@ def _make_side(
         panels=panels,
         ptr=ptr,
         block=block,
-        inner=tile,
-        at=before[:-1] - before[ptr[panel]],
-        depth=before[ptr[1:]] - before[ptr[:-1]],
+        inner=inner,
+        at=at,
+        depth=depth,
         size=panels.sizes(panel_spaces, range(batches, len(panel_modes))),
         batch=panels.sizes(panel_spaces, range(batches)),
-        norms=expansion.norms[block],
+        norms=norms,
     )

@@ -22,7 +22,7 @@ def freeze(value: Any) -> None:
         entry = getattr(value, name)
         if isinstance(entry, np.ndarray):
             entry.setflags(write=False)
-        elif isinstance(entry, (Side, Strips, Cells, Numbering, Expansion)):
+        elif isinstance(entry, (Side, Strips, Cells, Numbering)):
             freeze(entry)
 
 
@@ -34,9 +34,6 @@ class Operand:
     """The pattern the plan was made for."""
     blocks: Expansion
     """Every block with the stored block it comes from."""
-
-    def __post_init__(self) -> None:
-        freeze(self)
 
 
 @dataclass(frozen=True, slots=True)
