@@ -24,7 +24,8 @@ from references import assert_close, stored_bytes
 from strategies import DTYPES
 from tilewise.engines.base import current_engine
 from tilewise.engines.threads import ThreadsEngine
-from tilewise.engines.workers import share
+from tilewise.engines.workers import Workers, share
+from tilewise.plans import Product
 from tilewise.tensors import Engine
 
 
@@ -50,6 +51,23 @@ def test_the_same_bits_for_any_number_of_workers(
             results.append(stored_bytes(result))
     assert all(result == results[0] for result in results)
     assert_close(result, *numpy_einsum(text, operands))
+
+
+def test_a_worker_that_comes_back_to_a_group_of_columns_packs_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of different groups share a buffer, at other places where their widths differ."""
+    k, n = tw.Space([200] * 10), tw.Space([31, 64, 47, 90, 23, 77, 64, 50, 81, 42] * 4)
+    a, b = tw.random((k, k), 0.6, 0), tw.random((k, n), 0.6, 1)
+    plan = tw.plan("ij,jk->ik", a, b)
+    assert isinstance(plan.work, Product)
+    assert len(plan.work.cells.group_ptr) > 3
+    expected = tw.execute(plan, a, b)
+
+    def one_thief(self: Workers, loop: Any, weights: Any) -> None:
+        """Worker 0 takes its only task and then, from the back, all those of a worker that never comes."""
+        loop(0, np.array([1 << 32, len(weights) << 32 | 1]), np.zeros(1, np.int64))
+
+    monkeypatch.setattr(Workers, "run", one_thief)
+    assert stored_bytes(tw.execute(plan, a, b)) == stored_bytes(expected)
 
 
 @pytest.mark.parametrize(("text", "spaces", "density", "kernel"), WORK)

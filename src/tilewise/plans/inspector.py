@@ -41,8 +41,11 @@ COL_STRIP = 512
 GROUP_BYTES = 2 * 1024 * 1024
 """Packed columns that each strip of rows meets while it is near: a share of the last-level cache."""
 
-GEMM_STRIP = 768
-"""Rows and columns of a cell that goes to BLAS."""
+GEMM_STRIPS = (768, 512, 384)
+"""Rows and columns of a cell that goes to BLAS: the first choice that gives `GEMM_CELLS`, else the last."""
+
+GEMM_CELLS = 64
+"""With fewer cells than this, workers would wait for the last one."""
 
 GEMM_EDGE = 384.0
 """Geometric mean of m, n, k from which products in order are left to BLAS."""
@@ -236,15 +239,23 @@ def _cut(
     dtype: np.dtype[np.generic],
     parts: int,
 ) -> tuple[Strips, Strips, Cells]:
-    row_limit, col_limit = {
-        "packed": (ROW_STRIP, COL_STRIP),
-        "gemm": (GEMM_STRIP, GEMM_STRIP),
-    }.get(kernel, (INT32_LIMIT, INT32_LIMIT))
+    row_limit = col_limit = INT32_LIMIT
+    if kernel == "packed":
+        row_limit, col_limit = ROW_STRIP, COL_STRIP
+    elif kernel == "gemm":
+        row_limit = col_limit = _gemm_strip(joined, rows, cols)
     row_strips, col_strips = Strips.of(rows, row_limit), Strips.of(cols, col_limit)
     group_bytes = GROUP_BYTES if kernel == "packed" else 0
     col_bytes = packed_columns(col_strips, cols.depth, dtype.itemsize, parts) * (dtype.itemsize // parts)
     cells = make_cells(joined, slot, row_strips, col_strips, col_bytes, group_bytes, 2 * parts * parts)
     return row_strips, col_strips, cells
+
+
+def _gemm_strip(joined: Joined, rows: Side, cols: Side) -> int:
+    """Rows and columns of a cell that goes to BLAS."""
+    m, n = rows.size[joined.row], cols.size[joined.col]
+    enough = [limit for limit in GEMM_STRIPS if int((-(-m // limit) * -(-n // limit)).sum()) >= GEMM_CELLS]
+    return enough[0] if enough else GEMM_STRIPS[-1]
 
 
 def packed_columns(strips: Strips, depth: Ints, itemsize: int, parts: int, vector_bytes: int = VECTOR_BYTES) -> Ints:
