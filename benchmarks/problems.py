@@ -51,6 +51,12 @@ class Operand:
     """What tells this matrix's elements from another's."""
 
     @property
+    def uniform(self) -> int | None:
+        """The one block size where all blocks are square and equal."""
+        sizes = np.unique(np.concatenate([self.row_sizes, self.col_sizes]))
+        return int(sizes[0]) if len(sizes) == 1 else None
+
+    @property
     def density(self) -> float:
         """Share of the elements that lie in a block."""
         inside = float((self.row_sizes[self.rows] * self.col_sizes[self.cols]).sum())
@@ -154,6 +160,10 @@ def rectangle(stream: np.uint64, rows: range, cols: range, width: int) -> Floats
 
 def each_block(operand: Operand) -> Iterator[Block]:
     """The blocks of a matrix, one after the other, with their (tile row, tile column)."""
+    if operand.uniform is not None:
+        for tile_rows, tile_cols, data in each_stack(operand, operand.uniform):
+            yield from zip(zip(tile_rows.tolist(), tile_cols.tolist(), strict=True), data, strict=True)
+        return
     row_at, col_at = offsets(operand.row_sizes).tolist(), offsets(operand.col_sizes).tolist()
     for i, j in zip(operand.rows.tolist(), operand.cols.tolist(), strict=True):
         rows, cols = range(row_at[i], row_at[i + 1]), range(col_at[j], col_at[j + 1])
@@ -173,11 +183,28 @@ def stack_positions(rows: Ints, cols: Ints, size: int, width: int) -> Words:
     return np.asarray((row * np.uint64(width))[:, :, None] + col[:, None, :], dtype=np.uint64)
 
 
+def each_stack(operand: Operand, size: int) -> Iterator[tuple[Ints, Ints, Floats]]:
+    """Tile rows, tile columns and elements of some thousand equal square blocks at a time."""
+    width = int(operand.col_sizes.sum())
+    for start in range(0, len(operand.rows), STACK_STEP):
+        rows, cols = (values[start : start + STACK_STEP] for values in (operand.rows, operand.cols))
+        yield rows, cols, element(operand.stream, stack_positions(rows, cols, size, width))
+
+
+def stacked(result: Iterable[Block]) -> tuple[Ints, Ints, Floats]:
+    """Tile rows, tile columns and elements of equal blocks as arrays."""
+    index, data = zip(*result, strict=True)
+    rows, cols = np.array(index).T
+    return rows, cols, np.stack(data)
+
+
 # Checksums ---------------------------------------------------------------------------------------------
 
 
 def checksum_blocks(problem: Problem, result: Iterable[Block]) -> float:
     """Sum of C times the weights over (index, block) pairs."""
+    if problem.uniform is not None:
+        return checksum_stack(problem, *stacked(result))
     row_at, col_at = offsets(problem.m).tolist(), offsets(problem.n).tolist()
     stream, total = stream_of(problem.seed, WEIGHT_STREAM), 0.0
     for (i, j), block in result:

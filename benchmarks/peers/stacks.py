@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from problems import STACK_STEP, Floats, Ints, Operand, element, stack_positions
+from problems import Floats, Ints, Operand, each_stack
 
 CHUNK_BYTES = 16_000_000
 
@@ -33,11 +33,8 @@ def stacked(operand: Operand) -> Stack:
     """All blocks of an operand whose tiles have one size."""
     order = np.lexsort((operand.cols, operand.rows))
     rows, cols = operand.rows[order], operand.cols[order]
-    size, width = int(operand.row_sizes[0]), int(operand.col_sizes.sum())
-    data = np.empty((len(rows), size, size))
-    for start in range(0, len(rows), STACK_STEP):
-        part = slice(start, start + STACK_STEP)
-        data[part] = element(operand.stream, stack_positions(rows[part], cols[part], size, width))
+    parts = each_stack(replace(operand, rows=rows, cols=cols), int(operand.row_sizes[0]))
+    data = np.concatenate([part for _, _, part in parts])
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(operand.row_sizes)))])
     return Stack(data, cols, starts)
 
