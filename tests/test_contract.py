@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -274,6 +275,15 @@ def test_factors_that_are_no_finite_numbers_are_refused(name: str, value: Any) -
     assert stored_bytes(out) == before
 
 
+def test_an_imaginary_part_in_long_double_is_not_lost() -> None:
+    space = tw.Space([2, 3])
+    tensor = tw.random((space, space))
+    with pytest.raises(tw.InputError, match="complex"):
+        tw.einsum("ij,jk->ik", tensor, tensor, alpha=np.clongdouble(2 + 3j))  # type: ignore[arg-type]
+    twice = tw.einsum("ij,jk->ik", tensor, tensor, alpha=np.longdouble(2))  # type: ignore[arg-type]
+    np.testing.assert_allclose(dense(twice), 2 * dense(tensor) @ dense(tensor))
+
+
 def test_a_complex_beta_on_a_real_out_is_refused() -> None:
     space = tw.Space([2, 3])
     tensor, out = tw.random((space, space)), tw.random((space, space), seed=1)
@@ -281,6 +291,26 @@ def test_a_complex_beta_on_a_real_out_is_refused() -> None:
     with pytest.raises(tw.InputError, match="beta"):
         tw.einsum("ij,jk->ik", tensor, tensor, out=out, beta=1j)
     assert stored_bytes(out) == before
+
+
+def test_beta_without_out_is_refused() -> None:
+    space = tw.Space([2, 3])
+    tensor = tw.random((space, space))
+    with pytest.raises(tw.InputError, match="no out="):
+        tw.einsum("ij,jk->ik", tensor, tensor, beta=2.0)
+
+
+@pytest.mark.parametrize("plan", [None, "ij,jk->ik", 3])
+def test_what_is_no_plan_is_not_executed(plan: Any) -> None:
+    space = tw.Space([2, 3])
+    with pytest.raises(tw.InputError, match=re.escape(f"{plan!r} as the plan")):
+        tw.execute(plan, tw.random((space, space)))
+
+
+def test_a_tolerance_beyond_the_largest_float_is_refused() -> None:
+    space = tw.Space([2, 3])
+    with pytest.raises(tw.InputError, match="tol=1000"):
+        tw.einsum("ij,jk->ik", *[tw.random((space, space))] * 2, tol=10**400)
 
 
 def test_out_forgets_what_it_held_without_beta() -> None:

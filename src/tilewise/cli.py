@@ -22,7 +22,7 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code: 0, 2 for an error of the input, 130 after Ctrl-C."""
+    """Run the command and return its exit code: 0, 1 without memory, 2 for an error of the input, 130 after Ctrl-C."""
     args = _parser().parse_args(argv)
     try:
         code: int = args.run(args)
@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("tilewise: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except MemoryError as error:
+        print(f"tilewise: not enough memory ({error}). Use larger tiles or a smaller problem.", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # Whoever read our output has closed it; nothing more can be said, not even by the interpreter's last flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
@@ -142,6 +143,10 @@ def execute(
     >>> r = tw.execute(made, t, t)
     """
     runner = _engine(engine)
+    if not isinstance(plan, Plan | Program):
+        raise InputError(
+            f"execute was given {plan!r:.60} as the plan. Expected what tw.plan returns. Make a plan first."
+        )
     steps = plan.steps if isinstance(plan, Program) else (Step(plan, tuple(range(len(plan.operands))), -1, ()),)
     patterns = plan.operands if isinstance(plan, Program) else tuple(o.pattern for o in plan.operands)
     _check_match(patterns, operands, plan.tolerance if len(patterns) > 1 else None)
@@ -152,6 +157,8 @@ def execute(
     beta = parse_factor("beta", beta, dtype)
     if out is not None:
         _check_out(out, plan.result, dtype, operands)
+    elif beta != 0:
+        raise InputError(f"beta={beta!r} scales what out= holds, but there is no out=. Pass out= or leave beta away.")
     alive = dict(enumerate(operands))
     for step in steps[:-1]:
         inputs = [alive[i] for i in step.inputs]
@@ -160,8 +167,15 @@ def execute(
         for done in step.frees:
             del alive[done]
     inputs = [alive[i] for i in steps[-1].inputs]
-    held = out.error_bound if out is not None else 0.0
-    result = runner.run(steps[-1].plan, inputs, out=out, alpha=alpha, beta=beta)
+    held = 0.0
+    if out is not None:
+        held, out.error_bound = out.error_bound, math.inf  # should the run be interrupted
+    try:
+        result = runner.run(steps[-1].plan, inputs, out=out, alpha=alpha, beta=beta)
+    except InputError:  # before anything was written
+        if out is not None:
+            out.error_bound = held
+        raise
     error = min(_error(steps[-1].plan, inputs), promised)
     result.error_bound = scaled_error(abs(alpha), error) + scaled_error(abs(beta), held)
     return result
@@ -184,7 +198,12 @@ def dot(left: BlockTensor, right: BlockTensor) -> complex | float:
             f"dot of tensors with {left.ndim} and {right.ndim} modes. Expected the same modes in both. Contract them "
             "with tw.einsum."
         )
-    names = "".join(chr(ord("a") + d) for d in range(left.ndim))
+    if left.ndim > len(string.ascii_letters):
+        raise InputError(
+            f"dot of tensors with {left.ndim} modes. At most {len(string.ascii_letters)} have letters. Transpose and "
+            "contract parts of them."
+        )
+    names = string.ascii_letters[: left.ndim]
     conjugate = left.conj() if left.dtype.kind == "c" else left
     value: complex | float = einsum(f"{names},{names}->", conjugate, right).item()
     return value
@@ -222,7 +241,7 @@ def _engine(engine: Any) -> Engine:
     if isinstance(engine, type) or not hasattr(engine, "run") or not hasattr(engine, "workers"):
         raise InputError(
             f"engine={engine!r} runs no plans. Expected a name such as 'threads', or an engine. Use what "
-            "tw.engine('threads') gives, or leave engine= away."
+            "`with tw.engine('threads') as e` gives, or leave engine= away."
         )
     return engine  # type: ignore[no-any-return]
 

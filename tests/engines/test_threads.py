@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -53,11 +55,39 @@ def test_the_same_bits_for_any_number_of_workers(
     assert_close(result, *numpy_einsum(text, operands))
 
 
+def test_an_interrupt_after_out_was_scaled_leaves_no_norm_below_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = tw.Space([30] * 3)
+    a, out = tw.random((space, space)), tw.random((space, space), seed=1) * 1e-6
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadsEngine, "_compute", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tw.einsum("ij,jk->ik", a, a, out=out, beta=1e6)
+    out.check()
+    assert np.isinf(out.pattern.norms).all()
+
+
+def test_a_copied_tensor_belongs_to_the_engine_in_use() -> None:
+    space = tw.Space([2, 3])
+    symmetric = tw.Pattern.random((space, space), 1.0, symmetry=tw.Symmetry(((0, 1), 1)))
+    for tensor in (tw.random((space, space), 0.5), tw.random(pattern=symmetric), tw.einsum("i->", tw.random((space,)))):
+        tensor.error_bound = 1e-3
+        with tw.engine("threads", workers=1) as engine:
+            for twin in (copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):  # noqa: S301 - our own bytes
+                assert stored_bytes(twin) == stored_bytes(tensor)
+                assert twin.pattern == tensor.pattern
+                assert twin.error_bound == tensor.error_bound
+                assert twin.engine is engine
+                twin.check()
+
+
 def test_a_worker_that_comes_back_to_a_group_of_columns_packs_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of different groups share a buffer, at other places where their widths differ."""
     k, n = tw.Space([200] * 10), tw.Space([31, 64, 47, 90, 23, 77, 64, 50, 81, 42] * 4)
     a, b = tw.random((k, k), 0.6, 0), tw.random((k, n), 0.6, 1)
-    plan = tw.plan("ij,jk->ik", a, b)
+    plan = plan_of("ij,jk->ik", [a, b], current_engine())
     assert isinstance(plan.work, Product)
     assert len(plan.work.cells.group_ptr) > 3
     expected = tw.execute(plan, a, b)

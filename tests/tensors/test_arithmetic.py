@@ -289,3 +289,16 @@ def test_symmetric_sums_stay_consistent(data: st.DataObject) -> None:
     np.testing.assert_allclose(total.to_dense(), 2 * dense(right), atol=1e-14)
     assert total.symmetry == left.symmetry
     assert_sound(total)
+
+
+@pytest.mark.parametrize("modes", [26, 27, 60])
+def test_tensors_of_many_modes_are_transposed_and_added(modes: int) -> None:
+    spaces = [tw.Space([2]), *[tw.Space([1])] * (modes - 2), tw.Space([3])]
+    tensor = tw.random(spaces)
+    np.testing.assert_array_equal(dense(tensor.transpose()), dense(tensor).T)
+    np.testing.assert_array_equal(dense(tensor + tensor), 2 * dense(tensor))
+
+
+def test_map_needs_a_function() -> None:
+    with pytest.raises(tw.InputError, match="no function"):
+        tw.random((tw.Space([2]),)).map(None)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from tilewise.patterns import Pattern
 from tilewise.plans import Plan, Product, Sum
 from tilewise.plans.inspector import CHUNK_DEPTH, packed_columns, packed_rows
 from tilewise.plans.sides import Modes
-from tilewise.tensors import BlockTensor
+from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.memory import Memory
 from tilewise.tensors.protocol import Scalar
 from tilewise.tensors.storage import Arena, checked_norms
@@ -106,6 +106,10 @@ class ThreadsEngine:
         self._memory = Memory()
         self.blas: Blas = preferred_blas(Machine.measured()) if blas is None else blas
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Threads cannot be copied: a tensor that comes from another process belongs to the engine in use here."""
+        return _engine_in_use, ()
+
     @property
     def workers(self) -> int:
         """Number of threads."""
@@ -122,14 +126,14 @@ class ThreadsEngine:
     ) -> BlockTensor:
         """Run a plan; see `tilewise.tensors.Engine`."""
         begin = time.perf_counter()
-        job = self._prepare(plan, operands, out, alpha, beta)
-        try:
-            packing_seconds, buffer_bytes, squares = self._compute(job)
-        except BaseException:
-            # Interrupted half-way: nothing is known of the blocks that were being written.
-            job.target.replace_norms(np.full(job.target.pattern.nnz_blocks, np.inf))
-            raise
-        _update_norms(job.target, job.slots, squares, beta)
+        job = self._prepare(plan, operands, out, alpha)
+        before = job.target.pattern.norms
+        if out is not None:
+            # Should the run be interrupted, nothing is known of the blocks that were being written.
+            out.replace_norms(np.full(len(before), np.inf))
+            _scale(out.arena.data, beta)
+        packing_seconds, buffer_bytes, squares = self._compute(job)
+        _update_norms(job.target, job.slots, squares, before, beta)
         tasks, calls, flops = (int(n) for n in job.tally.sum(axis=0))
         plan.runs.append(
             Trace(
@@ -162,7 +166,6 @@ class ThreadsEngine:
         operands: Sequence[BlockTensor],
         out: BlockTensor | None,
         alpha: Scalar,
-        beta: Scalar,
     ) -> Job:
         given = tuple(t if t.dtype == plan.dtype else t.astype(plan.dtype) for t in operands)
         fresh = out is None and plan.kernel in ("packed", "reduction")
@@ -171,7 +174,6 @@ class ThreadsEngine:
             target = BlockTensor(plan.result, self._allocate(plan, fresh), self)
         else:
             target, slots = out, _slots(plan.result, out.pattern)
-            _scale(out.arena.data, beta)
         count = plan.result.nnz_blocks if isinstance(plan.work, Sum) else len(plan.work.cells.block)
         # One cache line for each worker's tally.
         tally = np.zeros((self.workers, 8), np.int64)[:, :3]
@@ -340,6 +342,12 @@ class ThreadsEngine:
         self._workers.run(add, np.asarray(weights, np.float64))
 
 
+def _engine_in_use() -> Engine:
+    from tilewise.engines.base import current_engine
+
+    return current_engine()
+
+
 def _offsets(pattern: Pattern) -> Ints:
     return np.cumsum(pattern.block_sizes) - pattern.block_sizes
 
@@ -394,11 +402,10 @@ def _scale(data: Array, beta: Scalar) -> None:
         data *= data.dtype.type(beta)
 
 
-def _update_norms(target: BlockTensor, slots: Ints | None, squares: Floats, beta: Scalar) -> None:
-    """Blocks that were written have new norms; others of a given target were scaled."""
+def _update_norms(target: BlockTensor, slots: Ints | None, squares: Floats, old: Floats, beta: Scalar) -> None:
+    """Blocks that were written have new norms; others of a given target, whose norms were `old`, were scaled."""
     norms = checked_norms(squares, target.arena, slots)
     if slots is not None:
-        old = target.pattern.norms
         slack = abs(beta) * (1 + 4 * float(np.finfo(target.dtype).eps)) if beta != 1 else 1.0
         every = np.where(old == 0, 0.0, old * slack) if beta else np.zeros(len(old))
         every[slots] = norms

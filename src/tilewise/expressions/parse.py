@@ -288,7 +288,7 @@ def _raise_mismatch(expression: Expression, spaces: Sequence[tuple[Space, ...]],
         aspect = f"tiles, though {one.size} elements each"
         remedy = f"Bring operand {other[0]} onto the tiles of operand {first[0]} with tw.retile."
     else:
-        values, aspect = ("one set of labels", "another"), f"labels of the same {one.ntiles} tiles"
+        values, aspect = (_labels_text(one), _labels_text(two)), f"labels of the same {one.ntiles} tiles"
         remedy = "Give both operands the same labelled space, or spaces without labels."
     places = [_place(expression, number, mode, space) for number, mode, space in (first, other)]
     raise InputError(
@@ -307,6 +307,12 @@ def _index_text(expression: Expression, index: str) -> str:
 def _place(expression: Expression, number: int, mode: int, space: Space) -> str:
     name = f", space {space.name!r}" if space.name else ""
     return f"operand {number} ({''.join(expression.operands[number])!r}, mode {mode}{name})"
+
+
+def _labels_text(space: Space) -> str:
+    kinds = (("spin", space.spin), ("irrep", space.irrep), ("charge", space.charge))
+    found = [f"{name} {labels.tolist()!s:.40}" for name, labels in kinds if labels is not None]
+    return " and ".join(found) or "no labels"
 
 
 def _tiles_text(space: Space) -> str:

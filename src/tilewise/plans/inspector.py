@@ -140,7 +140,7 @@ def _modes(
 
 
 def _rows_from_right(contraction: Contraction, left: Pattern, right: Pattern) -> bool:
-    """The row operand is packed whole, the column operand group by group: rows come from the smaller one.
+    """The row operand is packed whole, the column operand strip by strip: rows come from the smaller one.
 
     Where the sizes are alike, columns are the operand that holds the result's last mode, whose elements are
     neighbours.

@@ -41,14 +41,24 @@ def product_error(left: Pattern, right: Pattern, left_error: float, right_error:
     return total * BOUND_SLACK
 
 
+def nonnegative(value: Any) -> float | None:
+    """A real number >= 0 as a float, perhaps infinite; None for anything else."""
+    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond the largest float
+        return None
+    return number if number >= 0 else None
+
+
 def parse_tolerance(tol: Any) -> float | None:
     """A tolerance as a user gives it."""
     if tol is None:
         return None
-    real = isinstance(tol, (int, float, np.integer, np.floating)) and not isinstance(tol, bool)
-    if not real or not tol >= 0:
+    if (number := nonnegative(tol)) is None:
         raise InputError(
-            f"tol={tol!r} is not a tolerance. Expected a number >= 0, the largest Frobenius error of the result, or "
-            "None for no screening. Correct it."
+            f"tol={tol!r:.40} is not a tolerance. Expected a number >= 0, the largest Frobenius error of the result, "
+            "or None for no screening. Correct it."
         )
-    return float(tol)
+    return number

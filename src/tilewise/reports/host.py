@@ -76,8 +76,8 @@ def host_report(facts: Mapping[str, Any], stored: Path | None) -> Report:
     return Report(f"tilewise {facts['tilewise'] or '(not installed)'}", tables, _notes(facts, stored))
 
 
-def _blas_text(name: str, faster: str | None) -> str:
-    return f"{name} (faster on large blocks)" if name == faster else name
+def _blas_text(name: str, used: str | None) -> str:
+    return f"{name} (used for large blocks)" if name == used else name
 
 
 def _extra_cells(extra: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,6 @@ from tilewise.tensors.storage import Arena, block_norms, parse_dtype
 from tilewise.tensors.tensor import BlockTensor
 
 Array = npt.NDArray[Any]
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def combined(left: BlockTensor, right: BlockTensor, factor: Scalar) -> BlockTensor:
@@ -58,10 +58,16 @@ def _accumulate(tensor: BlockTensor, weight: Scalar, out: BlockTensor) -> None:
         sink = BlockTensor(target, out.arena, out.engine)
     else:
         source, sink = tensor, out
-    names = tuple(LETTERS[: source.ndim])
+    names = _names(source.ndim)
     plan = inspect_reduction(Reduction(names, names), source.pattern, out.dtype, workers=out.engine.workers)
     out.engine.run(plan, [source], out=sink, alpha=weight, beta=1)
     out.replace_norms(np.array(sink.pattern.norms))
+
+
+def _names(modes: int) -> tuple[str, ...]:
+    """A name for each mode: letters, and numbers where these are too few."""
+    letters = string.ascii_letters
+    return tuple(letters[:modes]) + tuple(map(str, range(len(letters), modes)))
 
 
 def _with_norms(
@@ -99,6 +105,11 @@ def mapped(
     """Apply a function to each stored block; see `BlockTensor.map`."""
     if growth is not None:
         growth = parse_bound("growth", growth, "Give the largest factor by which the function enlarges an error.")
+    if not callable(function):
+        raise InputError(
+            f"map was given {function!r}, which is no function. Expected function(block, offsets), which returns an "
+            "array of the block's shape. Pass a function."
+        )
     arrays = []
     for index, block in tensor.blocks():
         at = tuple(int(s.offsets[t]) for s, t in zip(tensor.spaces, index, strict=True))
@@ -144,7 +155,7 @@ def permuted(tensor: BlockTensor, axes: Sequence[Any]) -> BlockTensor:
     """The tensor with its modes in another order; symmetry goes along."""
     order = parse_axes(axes, tensor.ndim)
     if tensor.symmetry is None:
-        names = tuple(LETTERS[: tensor.ndim])
+        names = _names(tensor.ndim)
         step = Reduction(names, tuple(names[a] for a in order))
         plan = inspect_reduction(step, tensor.pattern, tensor.dtype, workers=tensor.engine.workers)
         out = tensor.engine.run(plan, [tensor])

@@ -11,6 +11,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,14 @@ class Memory:
     def __init__(self, limit: int | None = None) -> None:
         self.limit = default_limit() if limit is None else limit
         self._kept: list[mmap.mmap] = []
+        self._returned: deque[mmap.mmap] = deque()
         self._lock = threading.Lock()
 
     @property
     def kept_bytes(self) -> int:
         """Bytes that are kept and not in use."""
         with self._lock:
+            self._sort_in()
             return sum(len(piece) for piece in self._kept)
 
     def empty(self, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -67,20 +70,32 @@ class Memory:
     def clear(self) -> None:
         """Return everything that is kept to the system."""
         with self._lock:
+            self._returned.clear()
             self._kept.clear()
 
     def _take(self, size: int) -> mmap.mmap:
         with self._lock:
+            self._sort_in()
             fitting = [i for i, piece in enumerate(self._kept) if size <= len(piece) <= WASTE * size]
             if fitting:
                 return self._kept.pop(min(fitting, key=lambda i: len(self._kept[i])))
         return _map(size)
 
     def _give_back(self, piece: mmap.mmap) -> None:
-        with self._lock:
-            self._kept.append(piece)
-            while sum(len(kept) for kept in self._kept) > self.limit:
-                self._kept.pop(0)
+        """Keep a piece.  Called by the garbage collector, perhaps in the middle of a call that holds the lock."""
+        self._returned.append(piece)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._sort_in()
+            finally:
+                self._lock.release()
+
+    def _sort_in(self) -> None:
+        """Keep what was returned; the oldest pieces go once there is too much."""
+        while self._returned:
+            self._kept.append(self._returned.popleft())
+        while sum(len(kept) for kept in self._kept) > self.limit:
+            self._kept.pop(0)
 
 
 def _map(size: int) -> mmap.mmap:

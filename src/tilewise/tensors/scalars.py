@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import InputError
+from tilewise.plans.propagation import nonnegative
 from tilewise.tensors.protocol import Scalar
 
 NUMBERS = (int, float, complex, np.number)
@@ -28,6 +29,8 @@ def parse_factor(name: str, value: Any, dtype: np.dtype[Any]) -> Scalar:
             "Check how it was computed."
         )
     number = value.item() if isinstance(value, np.number) else value
+    if isinstance(number, np.number):  # long doubles are no Python numbers
+        number = complex(number) if np.iscomplexobj(number) else float(number)
     if isinstance(number, complex) and dtype.kind != "c":
         if number.imag:
             raise InputError(
@@ -50,7 +53,6 @@ def _size(value: Any) -> float:
 
 def parse_bound(name: str, value: Any, remedy: str) -> float:
     """A real number >= 0, perhaps infinite; `name` and `remedy` go into the error."""
-    real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not real or not value >= 0:
-        raise InputError(f"{name}={value!r} is no bound. Expected a number >= 0. {remedy}")
-    return float(value)
+    if (number := nonnegative(value)) is None:
+        raise InputError(f"{name}={value!r:.40} is no bound. Expected a number >= 0. {remedy}")
+    return number

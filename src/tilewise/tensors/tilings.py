@@ -29,6 +29,11 @@ def retile(tensor: BlockTensor, spaces: Sequence[Space]) -> BlockTensor:
     >>> tw.retile(t, (coarse, coarse)).pattern.index.tolist()
     [[0, 0]]
     """
+    if not isinstance(tensor, BlockTensor):
+        raise InputError(
+            f"retile was given a {type(tensor).__name__}. Expected a BlockTensor. Make one of an array with "
+            "tw.from_dense(array, spaces)."
+        )
     new = parse_modes(spaces)
     if tuple(s.size for s in new) != tensor.shape:
         raise InputError(

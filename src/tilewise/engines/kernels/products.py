@@ -30,7 +30,7 @@ NEAR_BYTES = 65536
 
 
 class Cells(NamedTuple):
-    """The work of a packed product, ordered by column group, row, column."""
+    """The work of a product, ordered by column group, row, column."""
 
     block: Any
     """Result block of each cell."""
@@ -45,7 +45,8 @@ class Cells(NamedTuple):
     end: Any
     """One past the last term."""
     terms: Any
-    """Segments: start in the row panel, start in the column panel, length; in elements of k."""
+    """Packed: segments, that is start in the row panel, start in the column panel and length, in reals.
+    Otherwise: row block, column block, length in elements of k."""
     task_ptr: Any
     """First cell of each task; one more at the end."""
     group_of_col: Any

@@ -1,0 +1,53 @@
+"""Memory that is kept for the next tensor: reuse, limits, and the garbage collector."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from tilewise.tensors.memory import LEAST_BYTES, Memory
+
+COUNT = LEAST_BYTES // 8
+
+
+def test_what_a_dead_array_leaves_serves_the_next_one() -> None:
+    memory = Memory()
+    first = memory.empty(COUNT, np.float64)
+    place = first.ctypes.data
+    del first
+    assert memory.kept_bytes == LEAST_BYTES
+    assert memory.empty(COUNT, np.float64).ctypes.data == place
+
+
+def test_a_slice_keeps_the_memory_in_use() -> None:
+    memory = Memory()
+    part = memory.empty(COUNT, np.float64)[1:]
+    assert memory.kept_bytes == 0
+    part[...] = 1.0
+    del part
+    assert memory.kept_bytes == LEAST_BYTES
+
+
+def test_the_oldest_pieces_go_beyond_the_limit() -> None:
+    memory = Memory(limit=2 * LEAST_BYTES)
+    arrays = [memory.empty(COUNT, np.float64) for _ in range(4)]
+    arrays.clear()
+    assert memory.kept_bytes == 2 * LEAST_BYTES
+
+
+def test_the_garbage_collector_may_return_memory_while_the_lock_is_held() -> None:
+    """It runs at any allocation, also at one inside the pool's own methods."""
+    memory = Memory()
+    array = memory.empty(COUNT, np.float64)
+
+    def free_while_locked() -> None:
+        nonlocal array
+        with memory._lock:
+            del array
+
+    thread = threading.Thread(target=free_while_locked, daemon=True)
+    thread.start()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+    assert memory.kept_bytes == LEAST_BYTES
