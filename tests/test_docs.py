@@ -10,6 +10,10 @@ from typing import NamedTuple
 import pytest
 from markdown_it import MarkdownIt
 
+import tilewise as tw
+from tilewise.machine import Machine
+from tilewise.plans import Plan
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -76,6 +80,19 @@ def pages() -> list[Path]:
 def test_code_of_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page(page)
+
+
+def test_the_readme_and_the_first_page_show_what_explain_prints() -> None:
+    """For two workers and default rates; what else the table says comes from the patterns alone."""
+    readme = ROOT / "README.md"
+    namespace: dict[str, object] = {}
+    with tw.engine("threads", workers=2):
+        run_script(readme, code_blocks(readme)[0], namespace)
+    plan = namespace["plan"]
+    assert isinstance(plan, Plan)
+    shown = plan.on(Machine.default()).explain()
+    assert (ROOT / "docs/pictures/explain.txt").read_text(encoding="utf-8").rstrip("\n") == shown
+    assert f"```text\n{shown}\n```" in readme.read_text(encoding="utf-8")
 
 
 GOOD_PAGE = """\

@@ -89,6 +89,24 @@ def test_from_dense_keeps_blocks_above_the_threshold(tensor: tw.BlockTensor, thr
         np.testing.assert_array_equal(found.block(index), tensor.block(index))
 
 
+@pytest.mark.parametrize("dtype", [int, "int32", "bool"])
+def test_integers_are_no_element_type_to_ask_for(dtype: Any) -> None:
+    with pytest.raises(tw.InputError, match="not an element type"):
+        tw.zeros((I,), dtype)
+    with pytest.raises(tw.InputError, match="not an element type"):
+        tw.random((I,), dtype=dtype)
+    with pytest.raises(tw.InputError, match="not an element type"):
+        tw.random((I,)).astype(dtype)
+
+
+@pytest.mark.parametrize("seed", [-1, None, 0.5])
+def test_a_seed_is_a_number_from_zero(seed: Any) -> None:
+    with pytest.raises(tw.InputError, match="seed"):
+        tw.random((I,), seed=seed)
+    with pytest.raises(tw.InputError, match="seed"):
+        tw.Pattern.random((I,), 0.5, seed)
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, "int32", "uint8", "bool"])
 def test_from_dense_takes_these_types(dtype: str) -> None:
     array = np.arange(30).reshape(6, 5).astype(dtype)

@@ -77,6 +77,10 @@ def _add_energy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _energy(args: argparse.Namespace) -> int:
     from tilewise.chemistry.energy import run
 
+    if args.json is not None and not args.json.parent.is_dir():
+        raise InputError(
+            f"{args.json.parent} is no folder. A file in a folder that exists is expected. Correct --json."
+        )
     with nullcontext() if args.workers is None else tw.engine("threads", workers=args.workers):
         result = run(
             args.molecule,
@@ -148,10 +152,15 @@ def _plan(args: argparse.Namespace) -> int:
     patterns = []
     for number, (letters, density) in enumerate(zip(operands, densities, strict=True)):
         missing = [letter for letter in letters if letter not in spaces]
+        if "." in missing:
+            raise InputError(
+                f"{args.expression!r} contains '...'. The tensors of a plan are made from the letters. Write a letter "
+                "for each mode."
+            )
         if missing:
             raise InputError(
-                f"Index {missing[0]!r} of {args.expression!r} has no space. Each index needs one, and '...' cannot be "
-                f"used here. Add --space {missing[0]}=4,6,5 or --space {missing[0]}=uniform:120:24."
+                f"Index {missing[0]!r} of {args.expression!r} has no space. Each index needs one. "
+                f"Add --space {missing[0]}=4,6,5 or --space {missing[0]}=uniform:120:24."
             )
         patterns.append(tw.Pattern.random([spaces[letter] for letter in letters], density, args.seed + number))
     with nullcontext() if args.workers is None else tw.engine("threads", workers=args.workers):

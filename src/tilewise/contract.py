@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewise.engines.base import current_engine, make_engine
 from tilewise.errors import InputError
-from tilewise.expressions import check_spaces, parse_expression
+from tilewise.expressions import check_spaces, check_text, parse_expression
 from tilewise.machine import Machine
 from tilewise.patterns import Pattern, equal_structure
 from tilewise.plans import Plan, Program, Step, plan_steps
@@ -210,6 +210,7 @@ def dot(left: BlockTensor, right: BlockTensor) -> complex | float:
 
 
 def _check_operands(text: str, operands: Sequence[object]) -> None:
+    check_text(text)
     for number, operand in enumerate(operands):
         if not isinstance(operand, (BlockTensor, Pattern)):
             _raise_no_tensor(number, operand, repr(text))

@@ -12,7 +12,7 @@ from tilewise.engines.base import current_engine
 from tilewise.errors import InputError
 from tilewise.patterns import Pattern, Symmetry
 from tilewise.spaces import Space
-from tilewise.spaces.integers import parse_integer
+from tilewise.spaces.integers import parse_seed
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.create import join_blocks, make_random, make_zeros, parse_modes, split_dense
 
@@ -63,9 +63,7 @@ def random(
     symmetry : Symmetry, optional
         Groups of modes with a sign.
     """
-    number = parse_integer(seed, "seed", "Pass a number such as seed=0.")
-    if number < 0:
-        raise InputError(f"seed={number} is negative. Expected an integer >= 0. Pass a number such as seed=0.")
+    number = parse_seed(seed)
     if not _is_given(pattern, spaces, symmetry):
         pattern = Pattern.random(parse_modes(spaces), density, number, symmetry)
     return make_random(pattern, dtype, number, current_engine())

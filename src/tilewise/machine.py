@@ -126,6 +126,10 @@ class Machine:
         name_or_path : str or path
             A path ends in ``.json``; a name does not. ``"default"`` is the machine without measured rates.
         """
+        if not isinstance(name_or_path, (str, os.PathLike)):
+            raise InputError(
+                f"Machine.load was given {name_or_path!r}. Expected a name or the path of a .json file. Correct it."
+            )
         path = Path(name_or_path)
         if str(name_or_path) == "default":
             return cls.default()

@@ -23,7 +23,7 @@ def test_equals_pyscf_on_the_file_of_the_examples() -> None:
     assert (result.natoms, result.nbasis, result.nocc, result.nvir) == (3, 24, 4, 19)
     assert result.seconds > 0
     assert "pqrs,pi,qa,rj,sb->ijab" in result.explanation
-    assert lines[0] == "Hartree-Fock: 3 atoms, 24 functions, 10 electrons"
+    assert lines[1] == "Hartree-Fock: 3 atoms, 24 functions, 10 electrons"
     assert lines[-1].startswith("E(MP2) = -76.2")
 
 

@@ -83,8 +83,8 @@ interrupted(many)
 """
 
 INTO_OUT = """
-space = tw.Space.uniform(4000, 50)
-left = tw.random((space, space), 0.5)
+space = tw.Space.uniform(5000, 50)
+left = tw.random((space, space), 0.9)
 out = tw.random((space, space), seed=2)
 warm = tw.random((tw.Space([60] * 9),) * 2)
 tw.einsum("ij,jk->ik", warm, warm, out=warm.copy(), beta=2.0)

@@ -14,7 +14,10 @@ from tilewise.chemistry.geometry import Geometry, read_xyz
 from tilewise.chemistry.integrals import hartree_fock, make_molecule
 from tilewise.chemistry.mp2 import MP2
 from tilewise.chemistry.orbitals import parse_frozen
+from tilewise.contract import einsum
 from tilewise.errors import InputError
+from tilewise.factories import random
+from tilewise.spaces import Space
 from tilewise.spaces.integers import parse_integer
 
 __all__ = ["METHODS", "EnergyResult", "run"]
@@ -99,6 +102,9 @@ def run(
     mol = make_molecule(geometry, basis, charge)
     _check_frozen(mol, frozen)
     if progress is not None:
+        progress("Loops: loaded, or compiled if this is the first time")
+    _load_loops()
+    if progress is not None:
         progress(f"Hartree-Fock: {geometry.natoms} atoms, {mol.nao} functions, {mol.nelectron} electrons")
     solver = METHODS[name](hartree_fock(mol), frozen, verbose=0, progress=progress)
     e_corr, _ = solver.kernel()
@@ -115,6 +121,15 @@ def run(
         seconds=time.perf_counter() - started,
         explanation=solver.plan().explain(),
     )
+
+
+def _load_loops() -> None:
+    """Run a small contraction of each kind, so that figures of the first run are those of running, not of compiling."""
+    space = Space([8, 8])
+    small = random((space, space))
+    einsum("ij,jk->ik", small, small)
+    einsum("ij->ji", small)
+    einsum("ij,ij->", small, small)
 
 
 def _parse_method(method: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewise.expressions.contraction import Contraction, Pair, Reduction, lower_pair, lower_single
 from tilewise.expressions.order import PairStep, find_order
-from tilewise.expressions.parse import Expression, check_spaces, parse_expression
+from tilewise.expressions.parse import Expression, check_spaces, check_text, parse_expression
 
 __all__ = [
     "Contraction",
@@ -13,6 +13,7 @@ __all__ = [
     "PairStep",
     "Reduction",
     "check_spaces",
+    "check_text",
     "find_order",
     "lower_pair",
     "lower_single",

@@ -90,12 +90,17 @@ def parse_expression(text: str, ndims: tuple[int, ...]) -> Expression:
     >>> parse_expression("...k,kj", (3, 2)).label()
     'ABk,kj->ABj'
     """
+    check_text(text)
+    return _parse(text, ndims)
+
+
+def check_text(text: object) -> None:
+    """An einsum expression is a string."""
     if not isinstance(text, str):
         raise InputError(
             f"The einsum expression is of type {type(text).__name__}. Expected a string such as 'ik,kj->ij'. "
             "Put the string first and the operands after it; lists of index numbers are not taken."
         )
-    return _parse(text, ndims)
 
 
 @lru_cache(maxsize=1024)

@@ -11,6 +11,7 @@ from tilewise.errors import InputError
 from tilewise.patterns.keys import blocks_of_keys, fits_keys
 from tilewise.patterns.permutation import Symmetry
 from tilewise.spaces import Rule, Space, allowed_blocks
+from tilewise.spaces.integers import parse_seed
 
 __all__ = ["decaying_blocks", "masked_blocks", "random_blocks", "selected_blocks"]
 
@@ -35,6 +36,7 @@ def selected_blocks(spaces: tuple[Space, ...], rules: Sequence[Rule], symmetry: 
 
 def random_blocks(spaces: tuple[Space, ...], density: float, seed: int, symmetry: Symmetry | None) -> _Ints:
     """Unique blocks that stay when random ones are removed until the next would take the density too low."""
+    number = parse_seed(seed)
     if isinstance(density, bool) or not isinstance(density, (int, float, np.number)) or not 0 <= density <= 1:
         raise InputError(
             f"density is {density!r}. A number from 0 to 1 is expected, the fraction of elements in "
@@ -45,12 +47,12 @@ def random_blocks(spaces: tuple[Space, ...], density: float, seed: int, symmetry
         sizes = np.ones(1, dtype=np.int64)
         for space in spaces:
             sizes = np.multiply.outer(sizes, space.sizes).reshape(-1)
-        return blocks_of_keys(_kept(sizes, float(density), seed), counts)
+        return blocks_of_keys(_kept(sizes, float(density), number), counts)
     index = selected_blocks(spaces, (), symmetry)
     sizes = np.ones(len(index), dtype=np.int64) if symmetry is None else symmetry.multiplicity(index)
     for mode, space in enumerate(spaces):
         sizes *= space.sizes[index[:, mode]]
-    return index[_kept(sizes, float(density), seed)]
+    return index[_kept(sizes, float(density), number)]
 
 
 def _kept(sizes: _Ints, density: float, seed: int) -> _Ints:

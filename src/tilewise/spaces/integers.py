@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tilewise.errors import InputError
 
-__all__ = ["parse_integer", "parse_integers"]
+__all__ = ["parse_integer", "parse_integers", "parse_seed"]
 
 
 def parse_integer(value: object, what: str, remedy: str) -> int:
@@ -21,6 +21,14 @@ def parse_integer(value: object, what: str, remedy: str) -> int:
         except TypeError:
             pass
     raise InputError(f"{what} is {value!r}. It must be an integer. {remedy}")
+
+
+def parse_seed(value: object) -> int:
+    """A seed of random numbers."""
+    number = parse_integer(value, "seed", "Pass a number such as seed=0.")
+    if number < 0:
+        raise InputError(f"seed={number} is negative. Expected an integer >= 0. Pass a number such as seed=0.")
+    return number
 
 
 def parse_integers(values: npt.ArrayLike, what: str, remedy: str) -> npt.NDArray[np.int64]:

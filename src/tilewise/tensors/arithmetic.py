@@ -18,7 +18,7 @@ from tilewise.plans import inspect_reduction
 from tilewise.plans.propagation import scaled_error
 from tilewise.tensors.protocol import Scalar
 from tilewise.tensors.scalars import parse_bound, parse_factor
-from tilewise.tensors.storage import Arena, block_norms, parse_dtype
+from tilewise.tensors.storage import Arena, block_norms, data_dtype
 from tilewise.tensors.tensor import BlockTensor
 
 Array = npt.NDArray[Any]
@@ -114,7 +114,7 @@ def mapped(
     for index, block in tensor.blocks():
         at = tuple(int(s.offsets[t]) for s, t in zip(tensor.spaces, index, strict=True))
         value = np.asarray(function(block, at))
-        parse_dtype(value.dtype)
+        data_dtype(value.dtype)
         if value.shape != block.shape:
             raise InputError(
                 f"The function given to map returned an array of shape {value.shape} for block {index}. "
@@ -126,7 +126,7 @@ def mapped(
                 "numbers. Check for divisions by zero."
             )
         arrays.append(value.ravel())
-    dtype = parse_dtype(np.result_type(*{a.dtype for a in arrays})) if arrays else tensor.dtype
+    dtype = data_dtype(np.result_type(*{a.dtype for a in arrays})) if arrays else tensor.dtype
     data = np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
     bound = scaled_error(math.inf if growth is None else growth, tensor.error_bound)
     return _with_norms(tensor, data, tensor.arena.offsets, tensor.pattern, bound)

@@ -16,7 +16,7 @@ from tilewise.spaces import Space
 from tilewise.spaces.integers import parse_integer
 from tilewise.tensors.protocol import Engine
 from tilewise.tensors.scalars import parse_bound
-from tilewise.tensors.storage import Arena, block_norms, frobenius_norm, parse_dtype
+from tilewise.tensors.storage import Arena, block_norms, data_dtype, frobenius_norm, parse_dtype
 from tilewise.tensors.tensor import BlockTensor
 
 Array = npt.NDArray[Any]
@@ -93,7 +93,7 @@ def split_dense(
     """Cut a dense array into blocks; those whose norm is not above the threshold are dropped."""
     modes = parse_modes(spaces)
     dense = _parse_array(array, "The array")
-    kind = parse_dtype(dense.dtype)
+    kind = data_dtype(dense.dtype)
     candidates = Pattern.dense(modes, symmetry=symmetry)
     least = parse_bound("threshold", threshold, "Use 0 to keep what is non-zero.")
     _check_dense(dense, candidates)
@@ -112,8 +112,9 @@ def _parse_array(value: npt.ArrayLike, what: str) -> Array:
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
+        why = str(error).rstrip(".")
         raise InputError(
-            f"{what} cannot be read as an array: {error}. Expected numbers in rows of equal length. Correct it."
+            f"{what} cannot be read as an array: {why}. Expected numbers in rows of equal length. Correct it."
         ) from error
 
 
@@ -135,7 +136,7 @@ def _check_dense(dense: Array, pattern: Pattern) -> None:
 def _check_symmetric(values: Array, index: Sequence[int], symmetry: Symmetry, what: str) -> None:
     """Raise if exchanges of equal tiles change elements by more than rounding can."""
     scale = float(np.abs(values).max(initial=0.0))
-    room = scale * float(np.finfo(parse_dtype(values.dtype)).eps) ** (2 / 3)
+    room = scale * float(np.finfo(data_dtype(values.dtype)).eps) ** (2 / 3)
     wide = values.astype(np.result_type(values.dtype, np.float64), copy=False)
     for axes, sign in zip(*_exchanges(index, symmetry), strict=True):
         with np.errstate(over="ignore"):
@@ -162,8 +163,8 @@ def join_blocks(
         )
     arrays = {_parse_key(key, len(modes)): _parse_array(value, f"Block {key}") for key, value in blocks.items()}
     pattern = Pattern(modes, np.array(list(arrays), np.int64).reshape(len(arrays), len(modes)), None, symmetry)
-    kinds = {array.dtype for array in arrays.values() if parse_dtype(array.dtype)}
-    kind = parse_dtype(np.result_type(*kinds)) if kinds else np.dtype(np.float64)
+    kinds = {array.dtype for array in arrays.values() if data_dtype(array.dtype)}
+    kind = data_dtype(np.result_type(*kinds)) if kinds else np.dtype(np.float64)
     data = np.empty(pattern.nnz_elements, kind)
     end = 0
     for index, shape in zip(pattern.index.tolist(), pattern.block_shapes.tolist(), strict=True):

@@ -47,14 +47,17 @@ class Arena:
         return cls(make(pattern.nnz_elements, dtype), offsets)
 
 
+def data_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The element type of a tensor made from data of the given type: integers become float64."""
+    return np.dtype(np.float64) if dtype.kind in "iub" else parse_dtype(dtype)
+
+
 def parse_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """The element type of a tensor made from data of the given type, in native byte order; integers become float64."""
+    """An element type that a user asks for, in native byte order."""
     try:
         kind = np.dtype(dtype)
     except TypeError:
         kind = None
-    if kind is not None and kind.kind in "iub":
-        kind = np.dtype(np.float64)
     if kind is None or kind.name not in DTYPES:
         raise InputError(
             f"dtype {dtype if kind is None else kind.name} is not an element type of tensors. Expected one of "
