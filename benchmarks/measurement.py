@@ -20,9 +20,8 @@ DENSE = ("dense_openblas", "dense_mkl")
 PYTHON_PEERS = ("numpy_blocks", "numpy_batched", "torch_blocks", "torch_batched", "scipy_bsr", "mkl_bsr")
 DBCSR = "dbcsr"
 LEAST_SAMPLES = 3
-# Idle threads of a BLAS spin for a while after a call, Intel's OpenMP for 200 ms by default, OpenBLAS for some
-# 100 ms. They are told to give up sooner, which no contender feels within a call, and the next contender starts
-# when all have.
+# Idle threads of a BLAS spin for a while after a call. They are told to give up sooner, which no contender feels
+# within a call, and the next contender starts when all have.
 SPIN_MILLISECONDS = "20"
 SPIN_LOG2_CYCLES = "24"
 PAUSE_SECONDS = 0.05

@@ -191,7 +191,7 @@ def each_stack(operand: Operand, size: int) -> Iterator[tuple[Ints, Ints, Floats
         yield rows, cols, element(operand.stream, stack_positions(rows, cols, size, width))
 
 
-def stacked(result: Iterable[Block]) -> tuple[Ints, Ints, Floats]:
+def as_stack(result: Iterable[Block]) -> tuple[Ints, Ints, Floats]:
     """Tile rows, tile columns and elements of equal blocks as arrays."""
     index, data = zip(*result, strict=True)
     rows, cols = np.array(index).T
@@ -204,7 +204,7 @@ def stacked(result: Iterable[Block]) -> tuple[Ints, Ints, Floats]:
 def checksum_blocks(problem: Problem, result: Iterable[Block]) -> float:
     """Sum of C times the weights over (index, block) pairs."""
     if problem.uniform is not None:
-        return checksum_stack(problem, *stacked(result))
+        return checksum_stack(problem, *as_stack(result))
     row_at, col_at = offsets(problem.m).tolist(), offsets(problem.n).tolist()
     stream, total = stream_of(problem.seed, WEIGHT_STREAM), 0.0
     for (i, j), block in result:

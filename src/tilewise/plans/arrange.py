@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from tilewise.plans.compile import compiled
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def stable_order(key: Any, keys: int) -> Any:
     """The stable permutation that sorts small integers, by counting."""
     start = _starts(key, keys)
@@ -23,7 +24,7 @@ def stable_order(key: Any, keys: int) -> Any:
     return order
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def _starts(key: Any, keys: int) -> Any:
     """Where each key begins in sorted order; one more at the end."""
     start = np.zeros(keys + 1, np.int64)
@@ -34,7 +35,7 @@ def _starts(key: Any, keys: int) -> Any:
     return start
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def shared_keys(left: Any, right: Any, keys: int) -> Any:
     """Which of the keys occur on both sides."""
     found = np.zeros(keys, np.int8)
@@ -45,7 +46,7 @@ def shared_keys(left: Any, right: Any, keys: int) -> Any:
     return found == 3
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def order_side(panel: Any, tile: Any, wanted: Any, lengths: Any, panels: int, norms: Any) -> Any:
     """Blocks whose k tile is wanted, ordered by panel and k tile.
 
@@ -68,7 +69,7 @@ def order_side(panel: Any, tile: Any, wanted: Any, lengths: Any, panels: int, no
     return ptr, order, tile[order], at, norms[order], depth
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def _ascends(order: Any, panel: Any, tile: Any) -> bool:
     for i in range(1, len(order)):
         if panel[order[i]] == panel[order[i - 1]] and tile[order[i]] < tile[order[i - 1]]:
@@ -76,7 +77,7 @@ def _ascends(order: Any, panel: Any, tile: Any) -> bool:
     return True
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def order_by_inner(ptr: Any, inner: Any, tiles: int) -> Any:
     """First entry of each k tile, the entries ordered by k tile, and the panel of each."""
     order = stable_order(inner, tiles)
@@ -86,7 +87,7 @@ def order_by_inner(ptr: Any, inner: Any, tiles: int) -> Any:
     return _starts(inner, tiles), order, panel[order]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def mean_edges(rows: Any, cols: Any, row_size: Any, col_size: Any, batch: Any, lengths: Any) -> Any:
     """Mean rows, columns, k and batch elements of the products of two operands; zeros without a product."""
     products, m, n, k, elements = 0, 0.0, 0.0, 0.0, 0.0
@@ -108,7 +109,7 @@ def mean_edges(rows: Any, cols: Any, row_size: Any, col_size: Any, batch: Any, l
     return m / products, n / products, k / products, elements / products
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def cut_strips(size: Any, batch: Any, limit: int) -> Any:
     """Panels cut into strips of nearly equal size, none larger than `limit`.
 
@@ -133,7 +134,7 @@ def cut_strips(size: Any, batch: Any, limit: int) -> Any:
     return panel, begin, length, batches, first
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def group_columns(col_bytes: Any, group_bytes: int) -> Any:
     """Neighbouring column strips share a group until it holds `group_bytes`; group of each, first strip of each."""
     group, ptr = np.empty(len(col_bytes), np.int64), np.zeros(len(col_bytes) + 1, np.int64)
@@ -149,7 +150,7 @@ def group_columns(col_bytes: Any, group_bytes: int) -> Any:
     return group, ptr[: groups + 1].copy()
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def order_cells(
     block_row: Any,
     block_col: Any,
@@ -193,7 +194,7 @@ def order_cells(
     return block, row, col_of, flops
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def cut_tasks(group: Any, flops: Any, target: float) -> Any:
     """First cell of each task: a task keeps to one group and ends once it holds `target` flops."""
     start = np.empty(len(group) + 1, np.int64)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+
+from tilewise.plans.compile import compiled
 
 # What the join knows of each column panel while it walks one row: a cache line each.
 COUNT, FIRST, NEXT, ROW_END, COL_END, SIZE, DEPTH = range(7)
@@ -51,7 +52,7 @@ class Joined(NamedTuple):
     """Block products kept."""
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def product_norm(a: float, b: float) -> float:
     """Bound on the norm of a product; zero where one factor is zero, also if the other is unknown."""
     if a == 0.0 or b == 0.0:
@@ -59,7 +60,7 @@ def product_norm(a: float, b: float) -> float:
     return a * b
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def count_products(rows: Any, cols: Any, length: Any, piece: int) -> tuple[int, int]:
     """Block products, and an upper bound on the terms they become."""
     products, terms = 0, 0
@@ -71,7 +72,7 @@ def count_products(rows: Any, cols: Any, length: Any, piece: int) -> tuple[int, 
     return products, terms
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def join(
     rows: Any,
     cols: Any,
@@ -167,7 +168,7 @@ def join(
     )
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def _count_row(rows: Any, cols: Any, length: Any, row: int, drop: float, piece: int, state: Any, touched: Any) -> int:
     """Note the columns that a row meets, with an upper bound on the terms of each; returns their number."""
     found = 0
@@ -185,7 +186,7 @@ def _count_row(rows: Any, cols: Any, length: Any, row: int, drop: float, piece: 
     return found
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def _write_merged(
     terms: Any, state: Any, col: int, row_at: int, col_at: int, length: int, piece: int, parts: int
 ) -> None:
@@ -208,7 +209,7 @@ def _write_merged(
     state[col, NEXT] = at
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def _ascending(touched: Any, found: int, state: Any, panels: int) -> None:
     """Sort the touched columns; where most are touched a scan is cheaper than a sort."""
     if found * 8 > panels:
@@ -221,7 +222,7 @@ def _ascending(touched: Any, found: int, state: Any, panels: int) -> None:
         touched[:found] = np.sort(touched[:found])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def dropped_error(rows: Any, cols: Any, panels: int, drop: float) -> float:
     """Bound on the Frobenius error if all products with a norm bound not above `drop` are left out.
 

@@ -9,22 +9,24 @@ from numba import njit
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a loop on first use.
-
-    Loops own nothing: all arrays come from the caller, so reference counts are left out (they are atomic,
-    and threads that share arrays would wait for each other at every access).  Divisions by zero do not
-    occur and are not looked for.
-    """
-    return njit(nogil=True, cache=True, _nrt=False, error_model="numpy")(function)
+    """Compile a loop on first use."""
+    return _compile(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """The same, as a part of the loop that calls it: a call would copy every field of every record it is given."""
-    return njit(nogil=True, cache=True, _nrt=False, error_model="numpy", forceinline=True)(function)
+    return _compile(function, forceinline=True)
 
 
 def compiled_fast(function: Callable[..., Any]) -> Any:
     """The same, for sums whose order of additions is the compiler's choice (one order, fixed when compiled)."""
-    return njit(nogil=True, cache=True, _nrt=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})(
-        function
-    )
+    return _compile(function, fastmath={"reassoc", "contract", "nsz"})
+
+
+def _compile(function: Callable[..., Any], **options: Any) -> Any:
+    """Compile a loop that owns nothing.
+
+    All arrays come from the caller, so reference counts are left out: they are atomic, and threads that share
+    arrays would wait for each other at every access.  Divisions by zero do not occur and are not looked for.
+    """
+    return njit(nogil=True, cache=True, _nrt=False, error_model="numpy", **options)(function)

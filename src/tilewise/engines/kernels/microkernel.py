@@ -46,8 +46,7 @@ MAX_VECTORS = 2
 """Vectors per row of the largest register tile."""
 
 UNROLL = 4
-"""Positions along k that the loop of a register tile takes at a time: counting and fetching would else take up to a
-third of what a core can issue."""
+"""Positions along k that the loop of a register tile takes at a time: less counting per position."""
 
 LANES_4, LANES_8 = REGISTER_BYTES // 4, REGISTER_BYTES // 8
 """Elements of one vector register, for elements of four and of eight bytes."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tilewise.engines.kernels.atomics import take
 from tilewise.engines.kernels.blocks import look_up_cell
 from tilewise.engines.kernels.compile import compiled, inlined
-from tilewise.engines.kernels.microkernel import MAX_ROWS, MAX_VECTORS, SEGMENT_BYTES, lanes, multiply_tile
+from tilewise.engines.kernels.microkernel import MAX_ROWS, MAX_VECTORS, REGISTER_BYTES, SEGMENT_BYTES, multiply_tile
 from tilewise.engines.kernels.packing import lanes_of, pack_columns, pack_rows, padded
 from tilewise.engines.kernels.squares import sum_squares
 from tilewise.engines.kernels.vectors import LINE_BYTES, add_vector, copy_vector, prefetch
@@ -81,7 +81,7 @@ class Tile(NamedTuple):
 
 def make_tile(dtype: npt.DTypeLike) -> Tile:
     """A buffer for the largest register tile of an element type."""
-    pitch = lanes(np.dtype(dtype).itemsize) * MAX_VECTORS
+    pitch = REGISTER_BYTES // np.dtype(dtype).itemsize * MAX_VECTORS
     return Tile(np.empty(MAX_ROWS * pitch, dtype), np.arange(MAX_ROWS) * pitch)
 
 
@@ -196,11 +196,6 @@ def _multiply_cell(
     """One cell of the result; returns the sum of its squared elements."""
     row, col = cells.row[cell], cells.col[cell]
     m, n = row_panels.strip_size[row], col_panels.strip_size[col]
-    row_depth = row_panels.depth[row_panels.strip_panel[row]]
-    col_depth = col_panels.depth[col_panels.strip_panel[col]]
-    row_step = m * row_depth * parts
-    col_step = padded(n * parts, lanes_of(tile.data)) * col_depth * parts
-    first_row, first_col = row_panels.strip_begin[row], col_panels.strip_begin[col]
     total = 0.0
     for e in range(tables.count[2]):
         base = cells.start[cell] * parts + tables.batch[e]
@@ -211,67 +206,63 @@ def _multiply_cell(
                 depth += cells.terms[end, 2]
                 end += 1
             _multiply_chunk(
-                cells.terms,
+                cells,
+                cell,
                 begin,
                 end,
+                e,
                 row_panels,
-                row,
-                packed.rows,
-                packed.row_at[row] + e * row_step,
-                row_depth,
-                packed.cols,
-                packed.col_at[col] + e * col_step,
-                col_depth,
-                n,
+                col_panels,
+                packed,
                 result.data,
                 base,
                 tables,
-                first_row,
-                first_col,
+                tile,
                 store,
                 parts,
-                tile,
             )
             tally[worker, 1] += end - begin
             tally[worker, 2] += 2 * m * n * depth * parts
             begin, store = end, False
+        first_row, first_col = row_panels.strip_begin[row], col_panels.strip_begin[col]
         total += _cell_squares(result.data, base, tables, first_row, m, first_col, n, parts)
     return total
 
 
 @inlined
 def _multiply_chunk(
-    terms: Any,
+    cells: Any,
+    cell: int,
     begin: int,
     end: int,
+    e: int,
     row_panels: Any,
-    strip: int,
-    packed_rows: Any,
-    row_at: int,
-    row_depth: int,
-    packed_cols: Any,
-    col_at: int,
-    col_depth: int,
-    n: int,
+    col_panels: Any,
+    packed: Any,
     data: Any,
     base: int,
     tables: Any,
-    row0: int,
-    col0: int,
+    tile: Any,
     store: bool,
     parts: int,
-    tile: Any,
 ) -> None:
-    """All register tiles of one cell for one chunk of its terms."""
+    """All register tiles of one cell for terms `begin` to `end`; `e` is the batch element."""
+    strip, col = cells.row[cell], cells.col[cell]
+    m, n = row_panels.strip_size[strip], col_panels.strip_size[col]
+    row0, col0 = row_panels.strip_begin[strip], col_panels.strip_begin[col]
+    row_depth = row_panels.depth[row_panels.strip_panel[strip]]
+    col_depth = col_panels.depth[col_panels.strip_panel[col]]
     item, lanes = data.itemsize, lanes_of(data)
     sample = data.dtype.type(0)
-    terms_address = np.int64(terms.ctypes.data) + begin * SEGMENT_BYTES
+    row_at = packed.row_at[strip] + e * m * row_depth * parts
+    col_at = packed.col_at[col] + e * padded(n * parts, lanes) * col_depth * parts
+    terms_address = np.int64(cells.terms.ctypes.data) + begin * SEGMENT_BYTES
     data_address, free_address = np.int64(data.ctypes.data), np.int64(tables.free.ctypes.data)
     tile_address, tile_lines = np.int64(tile.data.ctypes.data), np.int64(tile.lines.ctypes.data)
     slivers, narrow, wider = row_panels.slivers[strip], row_panels.narrow[strip], row_panels.wider[strip]
     whole = lanes * MAX_VECTORS // parts
     neighbours = tables.step[1] == parts
-    col_sliver = np.int64(packed_cols.ctypes.data) + col_at * item
+    col_sliver = np.int64(packed.cols.ctypes.data) + col_at * item
     first = 0
     while first < n:
         columns = min(whole, n - first)
@@ -280,7 +271,7 @@ def _multiply_chunk(
         direct = neighbours and columns * parts == width
         to = data_address + (base + tables.inner[col0 + first]) * item
         col_bytes = width * col_depth * parts * item
-        row_sliver = np.int64(packed_rows.ctypes.data) + row_at * item
+        row_sliver = np.int64(packed.rows.ctypes.data) + row_at * item
         row = row0
         for s in range(slivers):
             rows = narrow + 1 if s < wider else narrow
