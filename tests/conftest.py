@@ -1,10 +1,14 @@
-"""Hypothesis profiles for all tests; `pytest --hypothesis-profile=NAME` picks one."""
+"""Hypothesis profiles for all tests; `pytest --hypothesis-profile=NAME` picks one.  Fixtures of several modules."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tilewise.plans import inspector
 
 # No deadline: the first example of a test may compile kernels. `print_blob` prints what replays a failure.
 settings.register_profile("default", deadline=None, print_blob=True, max_examples=50)
@@ -18,3 +22,11 @@ settings.register_profile(
 )
 
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(scope="module")
+def blas_for_few_cells() -> Iterator[None]:
+    """Large blocks go to BLAS although there are few of them: tests need not be long to reach it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspector, "GEMM_CELLS", 0)
+        yield

@@ -15,6 +15,8 @@ from references import assert_close
 from strategies import DTYPES
 from tilewise.engines.base import current_engine
 
+pytestmark = pytest.mark.usefixtures("blas_for_few_cells")
+
 
 def run(text: str, operands: list[tw.BlockTensor], kernel: str) -> tw.BlockTensor:
     """The result of a plan that must choose this kernel, compared with NumPy's."""

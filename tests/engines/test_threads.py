@@ -30,6 +30,8 @@ from tilewise.engines.workers import Workers, share
 from tilewise.plans import Product
 from tilewise.tensors import Engine
 
+pytestmark = pytest.mark.usefixtures("blas_for_few_cells")
+
 
 class TestThreads(EngineConformance):
     @pytest.fixture(params=[1, 3], ids=["one worker", "three workers"])

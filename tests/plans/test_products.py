@@ -17,6 +17,8 @@ from references import dense, tile_mask, true_norm
 from strategies import DTYPES, EinsumCase, einsum_cases, matrix_cases
 from tilewise.plans import Plan
 
+pytestmark = pytest.mark.usefixtures("blas_for_few_cells")
+
 
 def pair_plan(case: EinsumCase, **options: Any) -> Plan:
     """The plan of a product that needs no reduction first."""

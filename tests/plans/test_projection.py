@@ -13,6 +13,8 @@ import tilewise as tw
 from tilewise.machine import Machine
 from tilewise.plans.projection import needed_bytes
 
+pytestmark = pytest.mark.usefixtures("blas_for_few_cells")
+
 BOX = Machine("box", cores=2, gemm_rates=((4, 1.0), (64, 16.0), (512, 20.0)), copy_rate=12.0, permute_rate=6.0)
 CACHES = ((), (1 << 15, 1 << 16), (1 << 15, 1 << 19), (1 << 15, 1 << 21, 1 << 25))
 PRODUCTS = ("ij,jk->ik", "ij,kj->ki", "bij,bjk->bik", "ij,ij->ij", "i,j->ij", "ij,j->i", "ikjl,klm->ijm")

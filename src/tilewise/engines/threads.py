@@ -168,7 +168,7 @@ class ThreadsEngine:
         alpha: Scalar,
     ) -> Job:
         given = tuple(t if t.dtype == plan.dtype else t.astype(plan.dtype) for t in operands)
-        fresh = out is None and plan.kernel in ("packed", "reduction")
+        fresh = out is None and plan.kernel != "loops"
         slots = None
         if out is None:
             target = BlockTensor(plan.result, self._allocate(plan, fresh), self)
@@ -276,6 +276,7 @@ class ThreadsEngine:
                 result,
                 job.alpha.real,
                 job.alpha.imag,
+                job.fresh,
                 job.parts,
                 job.squares,
                 make_tables(rows),

@@ -89,7 +89,7 @@ def order_by_inner(ptr: Any, inner: Any, tiles: int) -> Any:
 
 @compiled
 def mean_edges(rows: Any, cols: Any, row_size: Any, col_size: Any, batch: Any, lengths: Any) -> Any:
-    """Mean rows, columns, k and batch elements of the products of two operands; zeros without a product."""
+    """Products of two operands, and the mean rows, columns, k and batch elements of one; zeros without a product."""
     products, m, n, k, elements = 0, 0.0, 0.0, 0.0, 0.0
     width = np.zeros(len(lengths))
     for tile in range(len(lengths)):
@@ -105,8 +105,8 @@ def mean_edges(rows: Any, cols: Any, row_size: Any, col_size: Any, batch: Any, l
             k += lengths[tile] * meets
             n += width[tile]
     if products == 0:
-        return 0.0, 0.0, 0.0, 0.0
-    return m / products, n / products, k / products, elements / products
+        return 0, 0.0, 0.0, 0.0, 0.0
+    return products, m / products, n / products, k / products, elements / products
 
 
 @compiled

@@ -5,7 +5,7 @@ that neither the machine's load nor the number of workers can change the bits of
 
 * ``packed``: panels of both operands are packed into slivers and multiplied by a register tile that sums
   all k segments of a cell.  Any order of modes, any block size.
-* ``gemm``: large blocks whose modes stand in order go to BLAS where they lie.
+* ``gemm``: large blocks whose modes stand in order, if there are many, go to BLAS where they lie.
 * ``loops``: products with hardly any rows or columns, and elementwise ones; nothing to gain from packing.
 """
 
@@ -41,11 +41,11 @@ COL_STRIP = 512
 GROUP_BYTES = 2 * 1024 * 1024
 """Packed columns that each strip of rows meets while it is near: a share of the last-level cache."""
 
-GEMM_STRIPS = (768, 512, 384)
+GEMM_STRIPS = (1024, 768, 512)
 """Rows and columns of a cell that goes to BLAS: the first choice that gives `GEMM_CELLS`, else the last."""
 
 GEMM_CELLS = 64
-"""With fewer cells than this, workers would wait for the last one."""
+"""With fewer cells than this, workers would wait for the last one; packed strips are finer."""
 
 GEMM_EDGE = 384.0
 """Geometric mean of m, n, k from which products in order are left to BLAS."""
@@ -161,12 +161,14 @@ def _choose_kernel(
     operands: tuple[Operand, Operand],
 ) -> Kernel:
     """From mean block edges, weighted by how often blocks take part in products."""
-    m, n, k, batch = mean_edges(by_row, by_inner, rows.size, cols.size, rows.batch, lengths)
+    products, m, n, k, batch = mean_edges(by_row, by_inner, rows.size, cols.size, rows.batch, lengths)
     if min(m, n) < LOOPS_EDGE or (batch > 1 and m * n * k < 512):
         return "loops"
     plain = all(o.pattern.symmetry is None for o in operands)
     forms = (contraction.left_form, contraction.right_form, contraction.result_form)
-    if plain and "permuted" not in forms and (m * n * k) ** (1 / 3) >= GEMM_EDGE and min(m, n, k) >= 64:
+    large = (m * n * k) ** (1 / 3) >= GEMM_EDGE and min(m, n, k) >= 64
+    most_cells = min(products, len(rows.size) * len(cols.size)) * m * n / GEMM_STRIPS[-1] ** 2
+    if plain and "permuted" not in forms and large and most_cells >= GEMM_CELLS:
         return "gemm"
     return "packed"
 

@@ -34,6 +34,7 @@ def call_gemm(
     k: Any,
     re: Any,
     im: Any,
+    beta: Any,
     a: Any,
     lda: Any,
     b: Any,
@@ -41,11 +42,11 @@ def call_gemm(
     c: Any,
     ldc: Any,
 ) -> Any:
-    """Fortran's ``?gemm(first, second, m, n, k, re + i im, a, lda, b, ldb, 1, c, ldc)`` by address.
+    """Fortran's ``?gemm(first, second, m, n, k, re + i im, a, lda, b, ldb, beta, c, ldc)`` by address.
 
     `first` and `second` are the characters N or T as integers; a, b, c are addresses.
     """
-    signature = types.void(sample, *[types.int64] * 6, sample, sample, *[types.int64] * 6)
+    signature = types.void(sample, *[types.int64] * 6, sample, sample, sample, *[types.int64] * 6)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         real = ir.DoubleType() if sample.bitwidth == 64 else ir.FloatType()
@@ -63,8 +64,8 @@ def call_gemm(
                 builder.store(part, cgutils.gep_inbounds(builder, slot, 0, i))
             return builder.bitcast(slot, pointer)
 
-        _, address, first, second, m, n, k, re, im, a, lda, b, ldb, c, ldc = args
-        one, zero = ir.Constant(real, 1.0), ir.Constant(real, 0.0)
+        _, address, first, second, m, n, k, re, im, beta, a, lda, b, ldb, c, ldc = args
+        zero = ir.Constant(real, 0.0)
         kind = ir.FunctionType(ir.VoidType(), [pointer] * 13)
         function = builder.inttoptr(address, kind.as_pointer())
         builder.call(
@@ -80,7 +81,7 @@ def call_gemm(
                 cell(lda, INTEGER),
                 builder.inttoptr(b, pointer),
                 cell(ldb, INTEGER),
-                scalar((one, zero)),
+                scalar((beta, zero)),
                 builder.inttoptr(c, pointer),
                 cell(ldc, INTEGER),
             ],
@@ -120,6 +121,7 @@ def gemm_cells(
     result: Any,
     re: float,
     im: float,
+    fresh: bool,
     parts: int,
     squares: Any,
     row_tables: Any,
@@ -127,7 +129,7 @@ def gemm_cells(
     tables: Any,
     tally: Any,
 ) -> None:
-    """Run the tasks this worker takes, one BLAS call per product; result blocks start from what they hold."""
+    """Run the tasks this worker takes, one BLAS call per product; the first overwrites a `fresh` result."""
     item = rows.data.itemsize
     sample = rows.data.dtype.type(0)
     real, imaginary = rows.data.dtype.type(re), rows.data.dtype.type(im)
@@ -149,6 +151,7 @@ def gemm_cells(
                 if stop[0] != 0:
                     break
                 left, right, k = cells.terms[term]
+                beta = sample if fresh and term == cells.begin[cell] else sample + 1
                 lda, a_turned = _matrix(rows, left, row_tables)
                 ldb, b_turned = _matrix(cols, right, col_tables)
                 tally[worker, 1] += 1
@@ -169,6 +172,7 @@ def gemm_cells(
                             k,
                             real,
                             imaginary,
+                            beta,
                             a,
                             lda,
                             b,
@@ -187,6 +191,7 @@ def gemm_cells(
                             k,
                             real,
                             imaginary,
+                            beta,
                             b,
                             ldb,
                             a,
