@@ -72,10 +72,9 @@ def count_products(rows: Any, cols: Any, length: Any, piece: int) -> tuple[int, 
     return products, terms
 
 
-@compiled
 def join(
-    rows: Any,
-    cols: Any,
+    rows: Entries,
+    cols: Entries,
     length: Any,
     panels: int,
     drop: float,
@@ -83,7 +82,7 @@ def join(
     parts: int,
     merge: bool,
     bound: int,
-) -> Any:
+) -> Joined:
     """Find the result blocks and their terms.
 
     Parameters
@@ -105,10 +104,38 @@ def join(
     bound : int
         Upper bound on the number of terms.
     """
-    # Result blocks are as many as terms at the most; pages never touched cost nothing.
+    # Result blocks are as many as terms at the most; pages never touched cost nothing.  Arrays that NumPy makes lie in
+    # huge pages where the system has them, those made in compiled code do not.
     row_of, col_of = np.empty(bound, np.int32), np.empty(bound, np.int32)
     ptr, depth, norms = np.empty(bound + 1, np.int64), np.empty(bound, np.int64), np.empty(bound, np.float64)
     terms = np.empty((bound, 3), np.int32)
+    room = Joined(row_of, col_of, ptr, depth, norms, terms, 0)
+    blocks, written, products = _fill(rows, cols, length, panels, drop, piece, parts, merge, room)
+    return Joined(
+        row_of[:blocks],
+        col_of[:blocks],
+        ptr[: blocks + 1],
+        depth[:blocks],
+        norms[:blocks],
+        terms[:written],
+        products,
+    )
+
+
+@compiled
+def _fill(
+    rows: Any,
+    cols: Any,
+    length: Any,
+    panels: int,
+    drop: float,
+    piece: int,
+    parts: int,
+    merge: bool,
+    room: Any,
+) -> tuple[int, int, int]:
+    """Write result blocks and terms; returns the blocks, terms and products there are."""
+    row_of, col_of, ptr, depth, norms, terms, _ = room
     state = np.zeros((panels, FIELDS), np.int64)
     norm = np.empty(panels, np.float64)
     touched = np.empty(panels, np.int64)
@@ -157,15 +184,7 @@ def join(
             blocks += 1
             ptr[blocks] = written
             state[col, COUNT] = 0
-    return Joined(
-        row_of[:blocks],
-        col_of[:blocks],
-        ptr[: blocks + 1],
-        depth[:blocks],
-        norms[:blocks],
-        terms[:written],
-        products,
-    )
+    return blocks, written, products
 
 
 @compiled

@@ -145,7 +145,9 @@ def multiply_cells(
                 pack_columns(cols, col_panels, col, packed.cols, packed.col_at[col], parts, col_tables)
                 packed.held[col - cells.group_ptr[group]] = True
             if cell + 1 < last and cells.terms[cells.begin[cell], 2] >= SHORT_DEPTH:
-                _fetch_cell(cells, cell + 1, row_panels, packed, parts)
+                # A short strip of rows is near once its first cell was multiplied.
+                if cells.row[cell + 1] != row or _strip_bytes(row_panels, row, packed, parts) > NEAR_BYTES:
+                    _fetch_cell(cells, cell + 1, row_panels, packed, parts)
             elif row != last_row and row + 1 < len(row_panels.strip_size):
                 _fetch_strip(row_panels, row + 1, packed, parts)
             last_row = row
@@ -365,11 +367,16 @@ def _fetch_cell(cells: Any, cell: int, row_panels: Any, packed: Any, parts: int)
 @inlined
 def _fetch_strip(row_panels: Any, row: int, packed: Any, parts: int) -> None:
     """Ask for all slivers of a short strip of rows."""
-    item = packed.rows.itemsize
-    size = row_panels.strip_size[row] * row_panels.depth[row_panels.strip_panel[row]] * parts * item
+    size = _strip_bytes(row_panels, row, packed, parts)
     if size <= NEAR_BYTES:
-        begin = np.int64(packed.rows.ctypes.data) + packed.row_at[row] * item
+        begin = np.int64(packed.rows.ctypes.data) + packed.row_at[row] * packed.rows.itemsize
         _fetch(begin, begin + size)
+
+
+@inlined
+def _strip_bytes(row_panels: Any, row: int, packed: Any, parts: int) -> int:
+    """Bytes of a packed strip of rows, of one batch element."""
+    return row_panels.strip_size[row] * row_panels.depth[row_panels.strip_panel[row]] * parts * packed.rows.itemsize
 
 
 @inlined
