@@ -142,18 +142,17 @@ class Runner:
 def measure(problem: Problem, settings: Settings) -> Record:
     """Time all contenders on one problem.
 
-    Half of the rounds, then DBCSR, whose driver is a process that times itself, then the other half.
+    Twice: half of the rounds, then half of the samples of DBCSR, whose driver is a process that times itself.
     """
     record = Record(problem.name, problem.flops, problem.products)
     path = save(problem, settings.folder)
     with ExitStack() as stack:
         runners = list(_start(path, settings, record, stack))
-        record.foreign_cores.append(wait_quiet(settings.wait_seconds))
-        _rounds(runners, settings.reps // 2, record, settings)
-        if DBCSR in settings.peers:
-            _run_dbcsr(path, settings, record)
-        record.foreign_cores.append(wait_quiet(settings.wait_seconds))
-        _rounds(runners, settings.reps - settings.reps // 2, record, settings)
+        for reps in (settings.reps - settings.reps // 2, settings.reps // 2):
+            record.foreign_cores.append(wait_quiet(settings.wait_seconds))
+            _rounds(runners, reps, record, settings)
+            if DBCSR in settings.peers and reps:
+                _run_dbcsr(path, settings, record, reps)
         for runner in runners:
             record.add_checksum(runner.label(runner.worker.actions[-1]), runner.worker.checksum())
     path.unlink()
@@ -199,18 +198,18 @@ def _rounds(runners: Iterable[Runner], count: int, record: Record, settings: Set
             runner.sample(record, settings.budget_seconds)
 
 
-def _run_dbcsr(path: Path, settings: Settings, record: Record) -> None:
+def _run_dbcsr(path: Path, settings: Settings, record: Record, reps: int) -> None:
     if why := dbcsr.missing(settings.build):
         record.skipped[DBCSR] = why
         return
     for setting in dbcsr.settings(settings.build, settings.threads):
         time.sleep(PAUSE_SECONDS)
         try:
-            result = dbcsr.run(setting, path, settings.blas, settings.reps, settings.budget_seconds)
+            result = dbcsr.run(setting, path, settings.blas, reps, settings.budget_seconds / 2)
         except dbcsr.DriverFailed as failure:
             record.skipped[setting.label] = str(failure)
             continue
-        record.seconds[setting.label] = result["seconds"]
+        record.seconds.setdefault(setting.label, []).extend(result["seconds"])
         record.add_checksum(setting.label, result["checksum"])
-        if setting.packaged:
+        if setting.packaged and setting.label not in record.packaged:
             record.packaged.append(setting.label)
