@@ -12,7 +12,8 @@ import pytest
 from engines.processes import source_environment
 
 PRELUDE = """
-import sys, threading, time
+import signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is started with Ctrl-C ignored
 import numpy as np
 import tilewise as tw
 from tilewise.plans import inspector
