@@ -26,8 +26,8 @@ energy: $(USE) ## MP2 energy of water through block tensors (ENERGY_ARGS= for an
 test: lint types imports ## all checks: lint, types, imports and the tests that are not slow
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-slow: $(DEV) ## the slow tests, with many more generated examples
-	@$(BIN)/python -m pytest -m slow --hypothesis-profile=slow $(PYTEST_ARGS)
+test-slow: $(DEV) ## every test, the slow ones too, with many more generated examples
+	@$(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile=slow tests $(PYTEST_ARGS)
 
 lint: $(DEV) ## ruff: rules and formatting
 	@$(BIN)/python -m ruff check --quiet
