@@ -174,6 +174,14 @@ def test_gemm_takes_every_transpose(text: str, dtype: str) -> None:
     run(text, operands, "gemm")
 
 
+def test_gemm_overwrites_what_memory_held_before() -> None:
+    operands = matrices([400, 390], [410], [385, 390], "float64")
+    first = tw.einsum("ik,kj->ij", *operands)
+    first.arena.data[...] = np.nan
+    del first
+    run("ik,kj->ij", operands, "gemm")
+
+
 def test_gemm_strips_of_rows_and_columns() -> None:
     run("ik,kj->ij", matrices([800, 400], [1000], [200, 150], "float64", 0.9), "gemm")
     run("ik,kj->ji", matrices([800], [770, 900], [120], "float32"), "gemm")

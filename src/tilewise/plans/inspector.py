@@ -22,7 +22,7 @@ from tilewise.patterns import Pattern, expand
 from tilewise.patterns.keys import block_keys
 from tilewise.plans.arrange import mean_edges
 from tilewise.plans.cells import Cells, Strips, make_cells
-from tilewise.plans.joins import Entries, Joined, count_products, join
+from tilewise.plans.joins import Entries, Joined, count_products, join, make_room
 from tilewise.plans.plan import Kernel, Operand, Plan, Product
 from tilewise.plans.screening import choose_drop
 from tilewise.plans.sides import Modes, Side, make_sides
@@ -192,7 +192,7 @@ def _join(
             f"One row or column of blocks sums over {deepest} elements. At most {INT32_LIMIT} are possible. "
             "Use a sparser pattern or split the contracted space."
         )
-    joined = join(by_row, by_inner, lengths, panels, drop, piece, parts, kernel == "packed", bound)
+    joined = join(by_row, by_inner, lengths, panels, drop, piece, parts, kernel == "packed", make_room(bound))
     return joined, products
 
 

@@ -72,17 +72,29 @@ def count_products(rows: Any, cols: Any, length: Any, piece: int) -> tuple[int, 
     return products, terms
 
 
+def make_room(bound: int) -> Joined:
+    """Uninitialised arrays for so many terms.
+
+    Result blocks are as many as terms at the most; pages never touched cost nothing.  Arrays that NumPy makes lie in
+    huge pages where the system has them, those made in compiled code do not.
+    """
+    row, col = np.empty(bound, np.int32), np.empty(bound, np.int32)
+    ptr, depth, norms = np.empty(bound + 1, np.int64), np.empty(bound, np.int64), np.empty(bound, np.float64)
+    return Joined(row, col, ptr, depth, norms, np.empty((bound, 3), np.int32), 0)
+
+
+@compiled
 def join(
-    rows: Entries,
-    cols: Entries,
+    rows: Any,
+    cols: Any,
     length: Any,
     panels: int,
     drop: float,
     piece: int,
     parts: int,
     merge: bool,
-    bound: int,
-) -> Joined:
+    room: Any,
+) -> Any:
     """Find the result blocks and their terms.
 
     Parameters
@@ -101,40 +113,9 @@ def join(
         Reals per element; merged terms count in reals.
     merge : bool
         Whether neighbouring k blocks become one term.
-    bound : int
-        Upper bound on the number of terms.
+    room : Joined
+        Where the result goes, large enough for all terms; see `make_room`.
     """
-    # Result blocks are as many as terms at the most; pages never touched cost nothing.  Arrays that NumPy makes lie in
-    # huge pages where the system has them, those made in compiled code do not.
-    row_of, col_of = np.empty(bound, np.int32), np.empty(bound, np.int32)
-    ptr, depth, norms = np.empty(bound + 1, np.int64), np.empty(bound, np.int64), np.empty(bound, np.float64)
-    terms = np.empty((bound, 3), np.int32)
-    room = Joined(row_of, col_of, ptr, depth, norms, terms, 0)
-    blocks, written, products = _fill(rows, cols, length, panels, drop, piece, parts, merge, room)
-    return Joined(
-        row_of[:blocks],
-        col_of[:blocks],
-        ptr[: blocks + 1],
-        depth[:blocks],
-        norms[:blocks],
-        terms[:written],
-        products,
-    )
-
-
-@compiled
-def _fill(
-    rows: Any,
-    cols: Any,
-    length: Any,
-    panels: int,
-    drop: float,
-    piece: int,
-    parts: int,
-    merge: bool,
-    room: Any,
-) -> tuple[int, int, int]:
-    """Write result blocks and terms; returns the blocks, terms and products there are."""
     row_of, col_of, ptr, depth, norms, terms, _ = room
     state = np.zeros((panels, FIELDS), np.int64)
     norm = np.empty(panels, np.float64)
@@ -184,7 +165,15 @@ def _fill(
             blocks += 1
             ptr[blocks] = written
             state[col, COUNT] = 0
-    return blocks, written, products
+    return Joined(
+        row_of[:blocks],
+        col_of[:blocks],
+        ptr[: blocks + 1],
+        depth[:blocks],
+        norms[:blocks],
+        terms[:written],
+        products,
+    )
 
 
 @compiled
