@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engines.processes import source_environment
 from tilewise.cli import main
 from tilewise.errors import InputError
 from tilewise.machine import Machine
@@ -20,6 +23,13 @@ PLAN = ["plan", "ijcd,cdab->ijab", "--space", "ij=4,6,5", "--space", "abcd=unifo
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "tilewise"
+
+
+def test_python_runs_the_package_as_a_command() -> None:
+    command = [sys.executable, "-m", "tilewise", "--version"]
+    made = subprocess.run(command, capture_output=True, text=True, env=source_environment(), check=False)
+    assert made.returncode == 0
+    assert made.stdout.startswith("tilewise ")
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -436,8 +436,8 @@ def test_wrong_outs_are_named() -> None:
     both = [operand, operand]
     wrong_out(np.zeros((5, 5)), r"out= is a ndarray.*BlockTensor", both)
     wrong_out(tensor_over(OCC, VIR), r"'vir'.*'occ'.*tile by tile", both)
-    wrong_out(tensor_over(OCC, OTHER), r"out= has the spaces.*Expected equal spaces", both)
-    wrong_out(tensor_over(OCC), r"out= has the spaces", both)
+    wrong_out(tensor_over(OCC, OTHER), r"out= has the spaces.*mode 1 has .* against .*Expected equal", both)
+    wrong_out(tensor_over(OCC), r"out= has the spaces.*: 1 modes against 2", both)
     wrong_out(operand.astype(np.float32), r"float32.*float64.*astype", both)
     symmetric = tw.random((OCC, OCC), symmetry=tw.Symmetry(((0, 1), 1)))
     wrong_out(symmetric, r"symmetry", both)
@@ -532,6 +532,8 @@ def test_plans_are_made_for_a_machine(text: str) -> None:
     wrong: Any = "default"
     with pytest.raises(tw.InputError, match=r"machine='default'.*Machine\.load"):
         tw.plan(text, *operands, machine=wrong)
+    with pytest.raises(tw.InputError, match=r"machine='default'.*Machine\.load"):
+        plan.on(wrong)
 
 
 # ---- dot ----

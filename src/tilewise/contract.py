@@ -19,6 +19,7 @@ from tilewise.patterns import Pattern, equal_structure
 from tilewise.plans import Plan, Program, Step, plan_steps
 from tilewise.plans.propagation import NORM_LENIENCE, parse_tolerance, scaled_error
 from tilewise.plans.steps import check_errors, propagate_errors, retyped, step_error
+from tilewise.spaces.differences import modes_text
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.protocol import Scalar
 from tilewise.tensors.scalars import parse_factor
@@ -70,6 +71,7 @@ def einsum(
     >>> tw.einsum("ijcd,cdab->ijab", t, v).shape
     (5, 5, 8, 8)
     """
+    _check_tensors(operands, repr(expression))
     runner = _engine(engine)
     made = plan(expression, *operands, tol=tol, engine=runner)
     return execute(made, *operands, out=out, alpha=alpha, beta=beta, engine=runner)
@@ -117,7 +119,7 @@ def plan(
         made = steps[0].plan if steps[0].plan.tolerance == tolerance else replace(steps[0].plan, tolerance=tolerance)
     else:
         made = Program(parsed.label(), tuple(patterns), steps, tolerance, bound)
-    return made if machine is None else made.on(_machine(machine))
+    return made if machine is None else made.on(machine)
 
 
 def execute(
@@ -247,15 +249,6 @@ def _engine(engine: Any) -> Engine:
     return engine  # type: ignore[no-any-return]
 
 
-def _machine(machine: object) -> Machine:
-    if not isinstance(machine, Machine):
-        raise InputError(
-            f"machine={machine!r} is no machine. Expected a Machine, or None for this computer. Make one with "
-            "tw.Machine.load(name)."
-        )
-    return machine
-
-
 def _error(plan: Plan, inputs: Sequence[BlockTensor]) -> float:
     """Bound on the error of what a step made, from its operands' and from what it dropped."""
     return step_error(plan, [tensor.pattern for tensor in inputs], [tensor.error_bound for tensor in inputs])
@@ -306,8 +299,8 @@ def _check_out(out: BlockTensor, result: Pattern, dtype: np.dtype[np.generic], o
         )
     if out.spaces != result.spaces:
         raise InputError(
-            f"out= has the spaces {out.spaces}, the result {result.spaces}. Expected equal spaces, tile by tile. "
-            "Use tw.zeros(pattern=plan.result)."
+            f"out= has the spaces {out.spaces}, the result {result.spaces}: {modes_text(out.spaces, result.spaces)}. "
+            "Expected equal spaces, tile by tile. Use tw.zeros(pattern=plan.result)."
         )
     if out.dtype != dtype:
         raise InputError(

@@ -186,6 +186,15 @@ class Machine:
         return self.cache_bytes[1] if len(self.cache_bytes) > 1 else 1 << 20
 
 
+def check_machine(machine: object) -> None:
+    """Raise if a user gives something else for a machine."""
+    if not isinstance(machine, Machine):
+        raise InputError(
+            f"machine={machine!r} is no machine. Expected a Machine, or None for this computer. Make one with "
+            "tw.Machine.load(name)."
+        )
+
+
 def _read(path: Path) -> Machine:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -85,6 +85,24 @@ def many():
 interrupted(many)
 """
 
+PLANNING = """
+space = tw.Space([1] * 1500)
+pattern = tw.Pattern.random((space, space), density=0.1)
+few = tw.Pattern.random((space, space), density=0.001)
+tw.plan("ij,jk->ik", few, few)
+small()
+interrupted(lambda: tw.plan("ij,jk->ik", pattern, pattern))
+"""
+
+SCREENING = """
+space = tw.Space([1] * 900)
+pattern = tw.random((space, space), density=0.2).pattern
+few = tw.random((space, space), density=0.001).pattern
+tw.plan("ij,jk->ik", few, few, tol=1e-3)
+small()
+interrupted(lambda: tw.plan("ij,jk->ik", pattern, pattern, tol=1e-3))
+"""
+
 INTO_OUT = """
 space = tw.Space.uniform(5000, 50)
 left = tw.random((space, space), 0.9)
@@ -102,6 +120,8 @@ SCRIPTS = {
     "permutation": PERMUTATION,
     "many small ones": REPEATS,
     "into out": INTO_OUT,
+    "planning": PLANNING,
+    "planning with a tolerance": SCREENING,
 }
 
 
@@ -132,3 +152,35 @@ def test_ctrl_c_stops_within_a_second(name: str) -> None:
     assert seconds < 1.0
     assert rest == "done\n", errors
     assert process.returncode == 0
+
+
+MANY_INTERRUPTS = """
+import os
+long = tw.Pattern.dense((tw.Space([10**5] * 4),))
+left = tw.random((tw.Space([5, 9, 3] * 4),) * 2, 0.8)
+tw.plan("i,j->ij", long, long)
+for number in range(30):
+    threading.Timer(0.02 + 0.003 * number, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        while True:
+            if number % 2:
+                tw.plan("i,j->ij", long, long)
+            else:
+                tw.einsum("ij,jk->ik", left, left)
+    except KeyboardInterrupt:
+        pass
+small()
+print("done")
+"""
+
+
+def test_ctrl_c_at_any_moment_of_planning_leaves_the_interpreter_alive() -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", PRELUDE + MANY_INTERRUPTS],
+        capture_output=True,
+        text=True,
+        env=source_environment(),
+        timeout=120,
+        check=False,
+    )
+    assert (made.returncode, made.stdout) == (0, "done\n"), made.stderr

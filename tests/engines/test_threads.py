@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import threadpoolctl
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from engines.processes import source_environment
 from references import assert_close, stored_bytes
 from strategies import DTYPES
 from tilewise.engines.base import current_engine
+from tilewise.engines.blas import scipy_blas
 from tilewise.engines.threads import ThreadsEngine
 from tilewise.engines.workers import Workers, share
 from tilewise.plans import Product
@@ -255,3 +257,25 @@ def test_operands_of_one_engine_work_on_another() -> None:
         result = tw.einsum("ij,jk->ik", left, right)
     assert result.engine is engine
     assert_close(result, *numpy_einsum("ij,jk->ik", [left, right]))
+
+
+def test_threads_that_use_blas_at_once_leave_its_limits_as_they_were() -> None:
+    def limits() -> list[int]:
+        return [library["num_threads"] for library in threadpoolctl.threadpool_info()]
+
+    before, inside = limits(), threading.Barrier(2)
+
+    def use(first: bool) -> None:
+        if not first:
+            inside.wait()
+        with scipy_blas().single_threaded():
+            if first:
+                inside.wait()
+            inside.wait()
+
+    threads = [threading.Thread(target=use, args=(first,)) for first in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert limits() == before

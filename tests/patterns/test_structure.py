@@ -212,8 +212,8 @@ def test_pickle_keeps_a_pattern(pattern: Pattern) -> None:
 
 
 def test_repr() -> None:
-    assert repr(Pattern((OCC, VIR), [(0, 0)])) == "Pattern(5 x 9, 1 blocks, density 0.178)"
-    assert repr(Pattern((), [()])) == "Pattern(scalar, 1 blocks, density 1)"
+    assert repr(Pattern((OCC, VIR), [(0, 0)])) == "Pattern(5 x 9, 1 block, density 0.178)"
+    assert repr(Pattern((), [()])) == "Pattern(scalar, 1 block, density 1)"
 
 
 def test_a_million_blocks_take_less_than_a_second() -> None:

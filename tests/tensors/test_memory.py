@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 
 from tilewise.tensors.memory import LEAST_BYTES, Memory
 
@@ -51,3 +52,8 @@ def test_the_garbage_collector_may_return_memory_while_the_lock_is_held() -> Non
     thread.join(timeout=10)
     assert not thread.is_alive()
     assert memory.kept_bytes == LEAST_BYTES
+
+
+def test_memory_that_the_system_does_not_give_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match=r"gives no \d+ bytes.*Expected.*smaller or sparser"):
+        Memory().empty(1 << 57, np.dtype(np.float64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,9 +36,33 @@ class Blas:
 
     def single_threaded(self) -> AbstractContextManager[Any]:
         """A context in which each call runs on the calling thread alone."""
-        if self.mkl:
-            return nullcontext()
-        return _controller().limit(limits=1, user_api="blas")
+        return nullcontext() if self.mkl else _limit()
+
+
+class _Limit:
+    """One limit for all threads of the process: the first in sets it, the last out lifts it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._limited: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._limited = _controller().limit(limits=1, user_api="blas")
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._limited.restore_original_limits()
+
+
+@lru_cache(maxsize=1)
+def _limit() -> _Limit:
+    return _Limit()
 
 
 @lru_cache(maxsize=1)

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from tilewise.errors import InputError
 from tilewise.spaces import Space
+from tilewise.spaces.differences import labels_text, tiles_text
 
 ELLIPSIS = "..."
 
@@ -289,11 +290,11 @@ def _raise_mismatch(expression: Expression, spaces: Sequence[tuple[Space, ...]],
         values, aspect = (f"{one.size} elements", f"{two.size} elements"), "extents"
         remedy = "Rename one of the two indices or pass operands over the same space."
     elif tuple(one.sizes) != tuple(two.sizes):
-        values = (_tiles_text(one), _tiles_text(two))
+        values = (tiles_text(one), tiles_text(two))
         aspect = f"tiles, though {one.size} elements each"
         remedy = f"Bring operand {other[0]} onto the tiles of operand {first[0]} with tw.retile."
     else:
-        values, aspect = (_labels_text(one), _labels_text(two)), f"labels of the same {one.ntiles} tiles"
+        values, aspect = (labels_text(one), labels_text(two)), f"labels of the same {one.ntiles} tiles"
         remedy = "Give both operands the same labelled space, or spaces without labels."
     places = [_place(expression, number, mode, space) for number, mode, space in (first, other)]
     raise InputError(
@@ -312,16 +313,3 @@ def _index_text(expression: Expression, index: str) -> str:
 def _place(expression: Expression, number: int, mode: int, space: Space) -> str:
     name = f", space {space.name!r}" if space.name else ""
     return f"operand {number} ({''.join(expression.operands[number])!r}, mode {mode}{name})"
-
-
-def _labels_text(space: Space) -> str:
-    kinds = (("spin", space.spin), ("irrep", space.irrep), ("charge", space.charge))
-    found = [f"{name} {labels.tolist()!s:.40}" for name, labels in kinds if labels is not None]
-    return " and ".join(found) or "no labels"
-
-
-def _tiles_text(space: Space) -> str:
-    """The tile sizes, shortened in the middle where there are many."""
-    sizes = [str(size) for size in space.sizes]
-    shown = sizes if len(sizes) <= 8 else [*sizes[:4], "...", *sizes[-3:]]
-    return f"{space.ntiles} tiles [{', '.join(shown)}]"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tilewise.errors import InputError
 from tilewise.spaces import Space
+from tilewise.spaces.differences import difference_text
 from tilewise.spaces.integers import parse_integer
 
 __all__ = ["Symmetry"]
@@ -64,8 +65,9 @@ class Symmetry:
             for mode in modes[1:]:
                 if spaces[mode] != spaces[modes[0]]:
                     raise InputError(
-                        f"Modes {modes[0]} ({spaces[modes[0]]!r}) and {mode} ({spaces[mode]!r}) are in one "
-                        "symmetry group. Modes that are exchanged need equal spaces (tile sizes and labels). "
+                        f"Modes {modes[0]} ({spaces[modes[0]]!r}) and {mode} ({spaces[mode]!r}) are in one symmetry "
+                        f"group, but differ: {difference_text(spaces[modes[0]], spaces[mode])}. Modes that are "
+                        "exchanged need equal spaces (tile sizes and labels). "
                         "Use one space for both modes or take them out of the group."
                     )
 

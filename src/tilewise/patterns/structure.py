@@ -388,4 +388,5 @@ class Pattern:
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.shape)) or "scalar"
         symmetry = "" if self.symmetry is None else f", {self.symmetry!r}"
-        return f"Pattern({shape}, {self.nnz_blocks} blocks, density {self.density:.3g}{symmetry})"
+        blocks = f"{self.nnz_blocks} block{'' if self.nnz_blocks == 1 else 's'}"
+        return f"Pattern({shape}, {blocks}, density {self.density:.3g}{symmetry})"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.errors import InputError
 from tilewise.plans.arrange import cut_strips, cut_tasks, group_columns, order_cells
 from tilewise.plans.joins import Joined
 from tilewise.plans.sides import Side
@@ -23,6 +24,9 @@ TASKS = 512
 
 LEAST_TASK_FLOPS = 2e6
 """Work below which a task costs more to hand out than to do."""
+
+MOST_CELLS = 1 << 27
+"""Cells that a plan lists at the most: some ten GB of it."""
 
 FEW_CELLS = 64
 """With fewer cells than this, and work for more tasks, the terms of a cell are cut into pieces."""
@@ -104,6 +108,7 @@ def make_cells(
     `slot` is the place of each joined block in the result's pattern; `flop_factor` is 2 for real elements
     and 8 for complex ones.
     """
+    _check_number(joined, rows, cols)
     group_of_col, group_ptr = group_columns(col_bytes, group_bytes)
     block, row, col, flops = order_cells(
         joined.row,
@@ -128,6 +133,18 @@ def make_cells(
     target = max(float(flops.sum()) / TASKS, LEAST_TASK_FLOPS)
     tasks = cut_tasks(group_of_col[col], flops, target)
     return Cells(slot[block], piece, row, col, begin, end, flops, tasks, group_of_col, group_ptr)
+
+
+def _check_number(joined: Joined, rows: Strips, cols: Strips) -> None:
+    """Raise if the result blocks are cut into more cells than a plan can list."""
+    if len(rows.panel) * len(cols.panel) <= MOST_CELLS:
+        return
+    cells = float((np.diff(rows.first)[joined.row].astype(np.float64) * np.diff(cols.first)[joined.col]).sum())
+    if cells > MOST_CELLS:
+        raise InputError(
+            f"The result would be cut into {cells:.3g} cells. A plan lists at most {MOST_CELLS}. Contract a part of "
+            "the tensors at a time."
+        )
 
 
 def _count_pieces(flops: npt.NDArray[np.float64], terms: Ints) -> int:

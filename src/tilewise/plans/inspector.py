@@ -12,6 +12,7 @@ that neither the machine's load nor the number of workers can change the bits of
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from tilewise.expressions import Contraction
 from tilewise.patterns import Pattern, expand
 from tilewise.patterns.keys import block_keys
 from tilewise.plans.arrange import mean_edges
+from tilewise.plans.aside import Stop, check_stop, run_aside
 from tilewise.plans.cells import Cells, Strips, make_cells
 from tilewise.plans.joins import Entries, Joined, count_products, join, make_room
 from tilewise.plans.plan import Kernel, Operand, Plan, Product
@@ -58,6 +60,9 @@ VECTOR_BYTES = 32
 
 INT32_LIMIT = 2**31 - 1
 
+SHORT_PRODUCTS = 1 << 21
+"""With no more products than this, planning takes a fraction of a second."""
+
 
 def inspect_product(
     contraction: Contraction,
@@ -69,7 +74,22 @@ def inspect_product(
     workers: int = 1,
 ) -> Plan:
     """Plan one product of two operands."""
-    kind = np.dtype(dtype)
+    return run_aside(
+        lambda stop: _inspect(contraction, left, right, np.dtype(dtype), tolerance, workers, stop),
+        short=left.nnz_blocks * right.nnz_blocks <= SHORT_PRODUCTS,
+    )
+
+
+def _inspect(
+    contraction: Contraction,
+    left: Pattern,
+    right: Pattern,
+    kind: np.dtype[Any],
+    tolerance: float | None,
+    workers: int,
+    stop: Stop,
+) -> Plan:
+    """Plan one product, unless it is given up."""
     operands = (Operand(left, expand(left)), Operand(right, expand(right)))
     swapped = _rows_from_right(contraction, left, right)
     order = (1, 0) if swapped else (0, 1)
@@ -85,8 +105,8 @@ def inspect_product(
     by_row, by_inner = rows.by_panel(), cols.by_inner(len(lengths))
     parts = 2 if kind.kind == "c" else 1
     kernel = _choose_kernel(contraction, rows, cols, by_row, by_inner, lengths, operands)
-    drop, dropped_bound = choose_drop(by_row, by_inner, cols.panels.size, tolerance)
-    joined, products = _join(by_row, by_inner, lengths, cols.panels.size, drop, kernel, parts, rows, cols)
+    drop, dropped_bound = choose_drop(by_row, by_inner, cols.panels.size, tolerance, stop)
+    joined, products = _join(by_row, by_inner, lengths, cols.panels.size, drop, kernel, parts, rows, cols, stop)
     result, slot = _result(contraction, operands, rows, cols, joined, swapped)
     row_strips, col_strips, cells = _cut(kernel, joined, slot, rows, cols, kind, parts)
     flops = _kept_flops(joined, rows, cols, 2 * parts * parts)
@@ -183,6 +203,7 @@ def _join(
     parts: int,
     rows: Side,
     cols: Side,
+    stop: Stop,
 ) -> tuple[Joined, int]:
     piece = CHUNK_DEPTH // parts if kernel == "packed" else INT32_LIMIT
     products, bound = count_products(by_row, by_inner, lengths, piece)
@@ -192,7 +213,8 @@ def _join(
             f"One row or column of blocks sums over {deepest} elements. At most {INT32_LIMIT} are possible. "
             "Use a sparser pattern or split the contracted space."
         )
-    joined = join(by_row, by_inner, lengths, panels, drop, piece, parts, kernel == "packed", make_room(bound))
+    joined = join(by_row, by_inner, lengths, panels, drop, piece, parts, kernel == "packed", make_room(bound), stop)
+    check_stop(stop)
     return joined, products
 
 
@@ -238,7 +260,7 @@ def _cut(
     slot: Ints,
     rows: Side,
     cols: Side,
-    dtype: np.dtype[np.generic],
+    dtype: np.dtype[Any],
     parts: int,
 ) -> tuple[Strips, Strips, Cells]:
     row_limit = col_limit = INT32_LIMIT

@@ -94,6 +94,7 @@ def join(
     parts: int,
     merge: bool,
     room: Any,
+    stop: Any,
 ) -> Any:
     """Find the result blocks and their terms.
 
@@ -115,6 +116,8 @@ def join(
         Whether neighbouring k blocks become one term.
     room : Joined
         Where the result goes, large enough for all terms; see `make_room`.
+    stop : int64 array
+        The loop ends at its next row, with less than the whole, once this is not zero.
     """
     row_of, col_of, ptr, depth, norms, terms, _ = room
     state = np.zeros((panels, FIELDS), np.int64)
@@ -123,6 +126,8 @@ def join(
     blocks, written, products = 0, 0, 0
     ptr[0] = 0
     for row in range(len(rows.ptr) - 1):
+        if stop[0] != 0:
+            break
         found = _count_row(rows, cols, length, row, drop, piece, state, touched)
         if found == 0:
             continue

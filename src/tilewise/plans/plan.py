@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tilewise.machine import Machine
+from tilewise.machine import Machine, check_machine
 from tilewise.patterns import Pattern
 from tilewise.plans import projection
 from tilewise.plans.explain import plan_report, to_html, to_text
@@ -124,6 +124,7 @@ class Plan:
 
     def on(self, machine: Machine) -> Plan:
         """The plan with its projection made for another machine."""
+        check_machine(machine)
         return replace(self, machine=machine)
 
     def _machine(self) -> Machine:

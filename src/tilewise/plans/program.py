@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewise.costs import compulsory_bytes, fused_bound_bytes
-from tilewise.machine import Machine
+from tilewise.machine import Machine, check_machine
 from tilewise.patterns import Pattern
 from tilewise.plans.explain import program_report, to_html, to_text
 from tilewise.plans.plan import Plan
@@ -136,6 +136,7 @@ class Program:
 
     def on(self, machine: Machine) -> Program:
         """The program with its projection made for another machine."""
+        check_machine(machine)
         return replace(self, steps=tuple(replace(step, plan=step.plan.on(machine)) for step in self.steps))
 
     def explain(self) -> str:

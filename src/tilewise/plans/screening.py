@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from tilewise.plans.aside import Stop, check_stop
 from tilewise.plans.joins import Entries, dropped_error
 from tilewise.plans.propagation import BOUND_SLACK
 
@@ -16,7 +17,7 @@ LARGEST = 1e308
 """Thresholds stay below this: products of norms may overflow, and those that do are kept."""
 
 
-def choose_drop(rows: Entries, cols: Entries, panels: int, tolerance: float | None) -> tuple[float, float]:
+def choose_drop(rows: Entries, cols: Entries, panels: int, tolerance: float | None, stop: Stop) -> tuple[float, float]:
     """The largest threshold on a product's norm whose dropped products stay within the tolerance.
 
     Dropping the product of blocks (i, k) and (k, j) changes block (i, j) of the result by a matrix whose
@@ -49,6 +50,7 @@ def choose_drop(rows: Entries, cols: Entries, panels: int, tolerance: float | No
     best = 0.0
     below, above = math.log(max(low, 1e-300) * 0.5), math.log(high)
     for _ in range(STEPS):
+        check_stop(stop)
         middle = 0.5 * (below + above)
         if dropped_error(rows, cols, panels, math.exp(middle)) <= allowed:
             below, best = middle, math.exp(middle)

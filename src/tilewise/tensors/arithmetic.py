@@ -16,6 +16,7 @@ from tilewise.expressions import Reduction
 from tilewise.patterns import Pattern, scaled, transposed, union
 from tilewise.plans import inspect_reduction
 from tilewise.plans.propagation import scaled_error
+from tilewise.spaces.differences import modes_text
 from tilewise.tensors.protocol import Scalar
 from tilewise.tensors.scalars import parse_bound, parse_factor
 from tilewise.tensors.storage import Arena, block_norms, data_dtype
@@ -42,8 +43,8 @@ def combined(left: BlockTensor, right: BlockTensor, factor: Scalar) -> BlockTens
 def _check_same_spaces(left: BlockTensor, right: BlockTensor) -> None:
     if left.spaces != right.spaces:
         raise InputError(
-            f"Tensors over {left.spaces} and {right.spaces} cannot be added. Expected equal spaces, tile by tile. "
-            "Use tw.retile() on one of them, or transpose() it."
+            f"Tensors over {left.spaces} and {right.spaces} cannot be added: {modes_text(left.spaces, right.spaces)}. "
+            "Expected equal spaces, tile by tile. Use tw.retile() on one of them, or transpose() it."
         )
 
 

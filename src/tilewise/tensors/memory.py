@@ -100,9 +100,15 @@ class Memory:
 
 def _map(size: int) -> mmap.mmap:
     """Fresh private memory, in huge pages where the system has them."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, size)
-    piece = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        if not hasattr(mmap, "MAP_PRIVATE"):
+            return mmap.mmap(-1, size)
+        piece = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(
+            f"The system gives no {size} bytes of memory for a result or a buffer ({error}). Expected that much to be "
+            "free. Ask tw.plan(...).explain() for what a contraction needs, and use smaller or sparser tensors."
+        ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         piece.madvise(mmap.MADV_HUGEPAGE)
     return piece

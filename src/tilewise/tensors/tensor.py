@@ -293,8 +293,9 @@ class BlockTensor:
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.shape)) or "scalar"
         symmetry = "" if self.symmetry is None else f", {self.symmetry!r}"
+        blocks = self._pattern.nnz_blocks
         return (
-            f"BlockTensor({shape}, {self.dtype.name}, {self._pattern.nnz_blocks} blocks, "
+            f"BlockTensor({shape}, {self.dtype.name}, {blocks} block{'' if blocks == 1 else 's'}, "
             f"density {self.density:.3g}, {self.nbytes / 1e6:.3g} MB{symmetry})"
         )
 
