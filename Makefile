@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+PROCESSES ?= 2
 ENERGY_ARGS ?= examples/water.xyz --basis cc-pvdz --method mp2 --explain
 BENCH_ARGS ?=
 
@@ -24,10 +25,10 @@ energy: $(USE) ## MP2 energy of water through block tensors (ENERGY_ARGS= for an
 	@$(BIN)/tilewise energy $(ENERGY_ARGS)
 
 test: lint types imports ## all checks: lint, types, imports and the tests that are not slow
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(PROCESSES) $(PYTEST_ARGS)
 
 test-slow: $(DEV) ## every test, the slow ones too, with many more generated examples
-	@$(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile=slow tests $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(PROCESSES) -m "slow or not slow" --hypothesis-profile=slow tests $(PYTEST_ARGS)
 
 lint: $(DEV) ## ruff: rules and formatting
 	@$(BIN)/python -m ruff check --quiet

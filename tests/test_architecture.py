@@ -48,7 +48,7 @@ def test_import_contract_is_kept() -> None:
         ("errors.py", "def f():\n    import mpi4py.MPI", "Only engines.mpi imports mpi4py"),
         ("errors.py", "import pyscf.gto", "Only chemistry.integrals imports pyscf"),
         ("errors.py", "from matplotlib import pyplot", "Only reports.plots imports matplotlib"),
-        ("errors.py", "import cupy", "Only engines.device imports array libraries besides NumPy"),
+        ("errors.py", "import cupy", "Only engines.device.libraries imports array libraries besides NumPy"),
         ("errors.py", "from numba import njit", "Compiled code lives in engines and plans"),
     ],
     ids=["upward", "unlisted", "mpi4py", "pyscf", "matplotlib", "cupy", "numba"],

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import tilewise as tw
 from references import assert_close, assert_sound, dense, stored_bytes, tile_mask, true_norm
 from strategies import DTYPES, EinsumCase, einsum_cases, matrix_cases
+from tilewise.plans import Plan
 from tilewise.tensors.protocol import Scalar
 
 COMPLEX = ("complex64", "complex128")
@@ -459,6 +460,9 @@ class Forbidden:
 
     name = "forbidden"
     workers = 3
+
+    def prepare(self, plan: Plan) -> Plan:
+        return plan
 
     def run(self, *args: Any, **options: Any) -> tw.BlockTensor:
         raise AssertionError("an engine was asked to compute")

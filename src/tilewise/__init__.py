@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from tilewise.contract import dot, einsum, execute, plan
 from tilewise.engines.base import engine
-from tilewise.errors import InputError, MemoryBudgetError, MissingPackageError, TilewiseError
-from tilewise.factories import from_blocks, from_dense, random, zeros
+from tilewise.errors import (
+    GeneratorError,
+    InputError,
+    MemoryBudgetError,
+    MissingPackageError,
+    StorageError,
+    TilewiseError,
+)
+from tilewise.factories import from_blocks, from_dense, from_function, load, random, zeros
 from tilewise.machine import Machine
 from tilewise.patterns import Pattern, Symmetry
 from tilewise.plans import Plan, Program
@@ -16,6 +23,7 @@ from tilewise.trace import Trace
 
 __all__ = [
     "BlockTensor",
+    "GeneratorError",
     "InputError",
     "Machine",
     "MemoryBudgetError",
@@ -24,6 +32,7 @@ __all__ = [
     "Plan",
     "Program",
     "Space",
+    "StorageError",
     "Symmetry",
     "TilewiseError",
     "Trace",
@@ -33,6 +42,8 @@ __all__ = [
     "execute",
     "from_blocks",
     "from_dense",
+    "from_function",
+    "load",
     "plan",
     "random",
     "retile",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import string
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,15 +13,19 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tilewise.engines.base import current_engine, make_engine
+from tilewise.engines.streaming import sources_of
 from tilewise.errors import InputError
 from tilewise.expressions import check_spaces, check_text, parse_expression
 from tilewise.machine import Machine
 from tilewise.patterns import Pattern, equal_structure
 from tilewise.plans import Plan, Program, Step, plan_steps
+from tilewise.plans.fitting import within_budget
+from tilewise.plans.phases import Source
 from tilewise.plans.propagation import NORM_LENIENCE, parse_tolerance, scaled_error
-from tilewise.plans.steps import check_errors, propagate_errors, retyped, step_error
+from tilewise.plans.steps import check_errors, propagate_errors, reinspected, step_error
 from tilewise.spaces.differences import modes_text
 from tilewise.tensors import BlockTensor, Engine
+from tilewise.tensors.drafts import parse_path
 from tilewise.tensors.protocol import Scalar
 from tilewise.tensors.scalars import parse_factor
 
@@ -34,6 +39,8 @@ def einsum(
     alpha: Scalar = 1,
     beta: Scalar = 0,
     tol: float | None = None,
+    memory: int | str | None = None,
+    scratch: str | os.PathLike[str] | None = None,
     engine: str | Engine | None = None,
     reproducible: bool = False,
 ) -> BlockTensor:
@@ -52,6 +59,14 @@ def einsum(
     tol : float, optional
         Largest Frobenius error of the result (of the contraction, before alpha): products that are safe to
         drop are dropped, and ``error_bound`` of the result says how much that may be.
+    memory : int or str, optional
+        Most bytes that the call may add: the result, buffers, blocks that are made or read.  An integer, or a string
+        such as ``"4GB"``; what ``TILEWISE_MEMORY`` says by default, else 80 % of the free memory.  If that is too
+        little, the call works in phases, and a result that does not fit is left on disk (its `in_memory` is false);
+        if it is less than any phase needs, it is a `MemoryBudgetError` before anything is computed.
+    scratch : str or Path, optional
+        Folder on a disk with room for results that do not fit; the system's temporary folder by default.  What is
+        there has no name and is gone with the tensor.
     engine : str or Engine, optional
         Who runs it; the engine in use by default.
     reproducible : bool
@@ -73,7 +88,7 @@ def einsum(
     """
     _check_tensors(operands, repr(expression))
     runner = _engine(engine)
-    made = plan(expression, *operands, tol=tol, engine=runner)
+    made = plan(expression, *operands, tol=tol, memory=memory, scratch=scratch, engine=runner)
     return execute(made, *operands, out=out, alpha=alpha, beta=beta, engine=runner)
 
 
@@ -81,6 +96,8 @@ def plan(
     expression: str,
     *operands: Operand,
     tol: float | None = None,
+    memory: int | str | None = None,
+    scratch: str | os.PathLike[str] | None = None,
     engine: str | Engine | None = None,
     machine: Machine | None = None,
 ) -> Plan | Program:
@@ -94,6 +111,10 @@ def plan(
         Only patterns are looked at; without a tensor the elements are taken to be float64.
     tol : float, optional
         Largest Frobenius error of the result.
+    memory : int or str, optional
+        Most bytes that a run may add, see `einsum`.  Patterns without this are planned as if there were no limit.
+    scratch : str or Path, optional
+        Folder for results that do not fit, see `einsum`.
     engine : str or Engine, optional
         For whom the projection is made.
     machine : Machine, optional
@@ -112,8 +133,13 @@ def plan(
     parsed = parse_expression(expression, tuple(p.ndim for p in patterns))
     check_spaces(parsed, [p.spaces for p in patterns])
     errors = [o.error_bound if isinstance(o, BlockTensor) else 0.0 for o in operands]
-    tolerance, workers = parse_tolerance(tol), _engine(engine).workers
+    runner = _engine(engine)
+    tolerance, workers = parse_tolerance(tol), runner.workers
     steps, bound = plan_steps(parsed, patterns, _dtype(operands), tolerance, errors, workers)
+    steps = tuple(replace(step, plan=runner.prepare(step.plan)) for step in steps)
+    folder = None if scratch is None else str(parse_path(scratch))
+    if memory is not None or all(isinstance(o, BlockTensor) for o in operands):
+        steps = within_budget(steps, _sources(operands, _dtype(operands)), memory, folder)
     made: Plan | Program
     if len(steps) == 1:
         made = steps[0].plan if steps[0].plan.tolerance == tolerance else replace(steps[0].plan, tolerance=tolerance)
@@ -153,7 +179,7 @@ def execute(
     patterns = plan.operands if isinstance(plan, Program) else tuple(o.pattern for o in plan.operands)
     _check_match(patterns, operands, plan.tolerance if len(patterns) > 1 else None)
     if (dtype := _dtype(operands)) != plan.dtype:
-        steps = tuple(replace(step, plan=retyped(step.plan, dtype)) for step in steps)
+        steps = tuple(replace(step, plan=reinspected(step.plan, dtype)) for step in steps)
     promised = _promised_error(plan.tolerance, steps, patterns, operands)
     alpha = parse_factor("alpha", alpha, dtype)
     beta = parse_factor("beta", beta, dtype)
@@ -236,6 +262,11 @@ def _dtype(operands: Sequence[Operand]) -> np.dtype[np.generic]:
     return reduce(np.promote_types, kinds) if kinds else np.dtype(np.float64)
 
 
+def _sources(operands: Sequence[Operand], dtype: np.dtype[np.generic]) -> list[Source]:
+    """Where each operand's elements are; those of a pattern are taken to be in memory."""
+    return [sources_of([o], dtype)[0] if isinstance(o, BlockTensor) else Source(resident=True) for o in operands]
+
+
 def _engine(engine: Any) -> Engine:
     if engine is None:
         return current_engine()
@@ -293,6 +324,8 @@ def _check_out(out: BlockTensor, result: Pattern, dtype: np.dtype[np.generic], o
         raise InputError(
             f"out= is a {type(out).__name__}. Expected a BlockTensor. Make one with tw.zeros(pattern=plan.result)."
         )
+    if not out.in_memory:
+        raise InputError("out= is not in memory. Expected a tensor whose elements are. Pass out=tensor.copy().")
     if out.symmetry is not None:
         raise InputError(
             "out= has a permutational symmetry. Expected a tensor that stores all blocks. Leave out= away."
@@ -306,5 +339,5 @@ def _check_out(out: BlockTensor, result: Pattern, dtype: np.dtype[np.generic], o
         raise InputError(
             f"out= holds {out.dtype.name}, the result is {dtype.name}. Expected the same type. Use out.astype()."
         )
-    if any(o is out or np.shares_memory(o.arena.data, out.arena.data) for o in operands):
+    if any(o is out or (o.in_memory and np.shares_memory(o.arena.data, out.arena.data)) for o in operands):
         raise InputError("out= is one of the operands. Expected a tensor of its own. Pass a copy().")

@@ -1,7 +1,8 @@
-"""Making tensors: `zeros`, `random`, `from_dense`, `from_blocks`, on the engine in use."""
+"""Making tensors: `zeros`, `random`, `from_dense`, `from_blocks`, `from_function`, `load`, on the engine in use."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -15,6 +16,8 @@ from tilewise.spaces import Space
 from tilewise.spaces.integers import parse_seed
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.create import join_blocks, make_random, make_zeros, parse_modes, split_dense
+from tilewise.tensors.files import load_tensor
+from tilewise.tensors.generated import Maker, make_generated
 
 
 def zeros(
@@ -89,6 +92,71 @@ def from_blocks(
     12.0
     """
     return join_blocks(blocks, spaces, symmetry, current_engine())
+
+
+def from_function(
+    make_block: Maker,
+    spaces: Sequence[Space] | None = None,
+    *,
+    pattern: Pattern | None = None,
+    dtype: npt.DTypeLike = np.float64,
+    cost: float | Sequence[float] = 0.0,
+    thread_safe: bool = True,
+) -> BlockTensor:
+    """A tensor whose blocks are made when a contraction needs them, and dropped after their last use.
+
+    Parameters
+    ----------
+    make_block : callable
+        ``make_block(block_index)`` returns the block as an array; `block_index` is a tuple of tile numbers.
+    spaces : sequence of Space, optional
+        One per mode; not needed with a pattern.
+    pattern : Pattern, optional
+        The blocks there are; all by default.  Finite norms in it are promises: they let `tol` drop blocks unseen,
+        and a block that breaks its promise is an error.
+    dtype : dtype
+        Element type of the tensor.
+    cost : float or sequence of float
+        Seconds it takes to make a block: one number, or one per block in the order of ``pattern.index``.
+    thread_safe : bool
+        Whether several threads may call the function at once.
+
+    Examples
+    --------
+    >>> import numpy as np, tilewise as tw
+    >>> i = tw.Space([2, 3])
+    >>> t = tw.from_function(lambda block: np.full([i.sizes[b] for b in block], sum(block)), (i, i))
+    >>> t.block((1, 1)).sum().item()
+    18.0
+    """
+    if pattern is None or spaces is None:
+        if not _is_given(pattern, spaces):
+            pattern = Pattern.dense(parse_modes(spaces))
+    elif _is_given(pattern, None) and parse_modes(spaces) != pattern.spaces:
+        raise InputError(
+            f"from_function was given the spaces {tuple(spaces)} and a pattern over {pattern.spaces}. Expected equal "
+            "spaces, tile by tile. Leave spaces away: a pattern has its own."
+        )
+    return make_generated(make_block, pattern, dtype, cost, thread_safe, current_engine())
+
+
+def load(path: str | os.PathLike[str], *, on_disk: bool = False) -> BlockTensor:
+    """Read a tensor that `BlockTensor.save` wrote.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    on_disk : bool
+        Leave the elements in the file: contractions read the blocks they need, when they need them, so that the
+        tensor may be larger than memory.  `BlockTensor.copy` brings all of it to memory.
+
+    Notes
+    -----
+    A file that is truncated, damaged or of another kind is a `StorageError`, with ``on_disk=True`` also later, when
+    a damaged block is read.  Nothing in a file is executed.
+    """
+    return load_tensor(path, on_disk, current_engine())
 
 
 def _is_given(

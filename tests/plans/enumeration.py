@@ -95,12 +95,12 @@ def term_blocks(
     """The pairs of blocks behind the terms of one result block."""
     left, right = (plan.operands[i].blocks.index for i in ((1, 0) if work.swapped else (0, 1)))
     if plan.kernel != "packed":
-        return [(tuple(left[a].tolist()), tuple(right[b].tolist())) for a, b, _ in terms]
+        return [(tuple(left[a].tolist()), tuple(right[b].tolist())) for a, b, _, _ in terms]
     parts = 2 if plan.dtype.kind == "c" else 1
     row_k, col_k = k_elements(work.rows, row_panel), k_elements(work.cols, col_panel)
     counts: Counter[tuple[int, int, int]] = Counter()
     lengths: Counter[int] = Counter(tile for tile, _, _ in row_k)
-    for row_at, col_at, length in terms:
+    for row_at, col_at, length, _ in terms:
         assert row_at % parts == col_at % parts == length % parts == 0
         for step in range(length // parts):
             tile, within, a = row_k[row_at // parts + step]

@@ -1,8 +1,9 @@
-"""Pictures of patterns."""
+"""Pictures of patterns and of measured figures."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import tilewise as tw
 from tilewise.reports import plot_pattern
+from tilewise.reports.plots import plot_series, save_plot
 
 SPACE = tw.Space([2, 3, 5], name="p")
 
@@ -66,3 +68,70 @@ def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(tw.MissingPackageError, match=r"pip install tilewise\[plot\]"):
         plot_pattern(tw.Pattern.dense((SPACE, SPACE)))
+    with pytest.raises(tw.MissingPackageError, match=r"pip install tilewise\[plot\]"):
+        plot_series({}, xlabel="x", ylabel="y")
+
+
+def legend(ax: Any) -> list[str]:
+    """What the legend says."""
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def test_series_are_joined_in_the_order_of_x_and_named(figure: Any) -> None:
+    series = {"cache": [(2, 9.0), (1, 3.0)], "blocked": [(1, 2.0)], "none": []}
+    ax: Any = plot_series(series, xlabel="size, MB", ylabel="moved, MB", title="moved", ax=figure.add_subplot())
+    assert [line.get_xydata().tolist() for line in ax.lines] == [[[1, 3], [2, 9]], [[1, 2]], []]
+    assert legend(ax) == list(series)
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("size, MB", "moved, MB", "moved")
+    assert len({line.get_marker() for line in ax.lines}) == 3
+
+
+@pytest.mark.parametrize("log", ["", "x", "y", "xy"])
+def test_axes_are_logarithmic_where_asked_and_else_begin_at_zero(figure: Any, log: Any) -> None:
+    ax = plot_series({"rate": [(16, 2.0), (512, 3.0)]}, xlabel="x", ylabel="y", log=log, ax=figure.add_subplot())
+    scales = {"x": (ax.get_xscale(), ax.get_xlim()), "y": (ax.get_yscale(), ax.get_ylim())}
+    for name, (scale, (low, _)) in scales.items():
+        assert scale == ("log" if name in log else "linear")
+        assert (low == 0) == (name not in log)
+
+
+@pytest.mark.parametrize(
+    ("places", "ticks"),
+    [
+        ([32, 64, 128, 256], ["32", "64", "128", "256"]),
+        ([1, 10, 10.5, 100], ["1", "10", "100"]),
+        ([2**i for i in range(25)], [f"{4**i:g}" for i in range(13)]),
+        ([7], ["7"]),
+    ],
+    ids=["few", "close", "many", "one"],
+)
+def test_logarithmic_axis_has_ticks_at_points_that_are_apart(
+    figure: Any, places: list[float], ticks: list[str]
+) -> None:
+    points = [(x, 1.0) for x in places]
+    ax = plot_series({"rate": points}, xlabel="x", ylabel="y", log="x", ax=figure.add_subplot())
+    assert [text.get_text() for text in ax.get_xticklabels()] == ticks
+
+
+def test_negative_points_stay_in_view_and_marks_are_drawn(figure: Any) -> None:
+    points = [(-1.0, -2.0), (1.0, 2.0)]
+    ax = plot_series({"a": points}, xlabel="x", ylabel="y", marks={"capacity": 3.0}, ax=figure.add_subplot())
+    assert ax.get_xlim()[0] < -1
+    assert ax.get_ylim()[0] < -2
+    assert ax.lines[1].get_xdata() == [3.0, 3.0]
+    assert legend(ax) == ["a", "capacity"]
+
+
+def test_no_series_and_unknown_axes(figure: Any) -> None:
+    assert plot_series({}, xlabel="x", ylabel="y", log="xy", ax=figure.add_subplot()).get_legend() is None
+    with pytest.raises(tw.InputError, match="log='z' names no axes"):
+        plot_series({}, xlabel="x", ylabel="y", log="z")  # type: ignore[arg-type]
+
+
+def test_figures_are_saved_whole_in_both_formats(figure: Any, tmp_path: Path) -> None:
+    part = figure.subfigures(1, 2)[0]
+    ax = plot_series({"a": [(1, 2)]}, xlabel="x", ylabel="y", ax=part.add_subplot())
+    written = save_plot(ax, tmp_path / "new" / "rate.of.queues")
+    assert [path.name for path in written] == ["rate.of.queues.png", "rate.of.queues.svg"]
+    assert written[0].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in written[1].read_text(encoding="utf-8")

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
+from tilewise.engines.device import DeviceEngine
 from tilewise.engines.threads import ThreadsEngine
 from tilewise.errors import InputError
 from tilewise.tensors import Engine
 
-ENGINES = ("threads",)
+ENGINES = ("threads", "device")
 """Names that `engine` takes."""
 
 _current: ContextVar[Engine | None] = ContextVar("tilewise_engine", default=None)
@@ -32,10 +34,20 @@ def make_engine(name: str, **options: Any) -> Engine:
     """An engine by its name."""
     if name not in ENGINES:
         raise InputError(f"There is no engine {name!r}. Expected one of {', '.join(ENGINES)}. Correct the name.")
-    unknown = sorted(set(options) - {"workers"})
+    made = {"threads": ThreadsEngine, "device": DeviceEngine}[name]
+    known = [option for option in signature(made).parameters if option != "blas"]
+    unknown = sorted(set(options) - set(known))
     if unknown:
-        raise InputError(f"The threads engine has no option {unknown[0]!r}. Expected workers=. Correct the option.")
-    return ThreadsEngine(**options)
+        raise InputError(
+            f"The {name} engine has no option {unknown[0]!r}. Expected {', '.join(f'{option}=' for option in known)}. "
+            "Correct the option."
+        )
+    if name == "device" and options.get("capacity") is None:
+        raise InputError(
+            "The device engine was not told how much memory a device has. Expected capacity=. Pass it, such as "
+            "tw.engine('device', capacity='8GB')."
+        )
+    return made(**options)
 
 
 @contextmanager
@@ -45,9 +57,10 @@ def engine(name: str = "threads", **options: Any) -> Iterator[Engine]:
     Parameters
     ----------
     name : str
-        ``"threads"``: workers of this process.
+        ``"threads"``: workers of this process; ``"device"``: devices with memory of their own.
     **options
-        ``workers``: how many; all cores that this process may use by default.
+        ``workers``: how many; all cores that this process may use by default.  For devices: ``capacity`` and what
+        `tilewise.engines.device.DeviceEngine` lists.
 
     Examples
     --------

@@ -36,7 +36,7 @@ class Blas:
 
     def single_threaded(self) -> AbstractContextManager[Any]:
         """A context in which each call runs on the calling thread alone."""
-        return nullcontext() if self.mkl else _limit()
+        return nullcontext() if self.mkl else limit_blas()
 
 
 class _Limit:
@@ -61,7 +61,8 @@ class _Limit:
 
 
 @lru_cache(maxsize=1)
-def _limit() -> _Limit:
+def limit_blas() -> AbstractContextManager[None]:
+    """A context in which every BLAS that is loaded runs each call on the calling thread alone."""
     return _Limit()
 
 

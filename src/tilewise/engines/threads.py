@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.engines.accounts import Account
 from tilewise.engines.blas import Blas, preferred_blas
 from tilewise.engines.kernels.blocks import make_tables
 from tilewise.engines.kernels.gemm import gemm_cells
@@ -17,18 +19,21 @@ from tilewise.engines.kernels.loops import loop_cells
 from tilewise.engines.kernels.microkernel import REGISTER_BYTES
 from tilewise.engines.kernels.products import Packed, make_tile, multiply_cells, pack_all_rows
 from tilewise.engines.kernels.reductions import gather_blocks, make_scratch
+from tilewise.engines.streaming import phases_for, stream
+from tilewise.engines.targets import Target, make_target, scale_target
 from tilewise.engines.views import blocks_view, cells_view, frozen, gather_view, panels_view, result_view
 from tilewise.engines.workers import Workers, available_cores
 from tilewise.errors import InputError
 from tilewise.machine import Machine
-from tilewise.patterns import Pattern
 from tilewise.plans import Plan, Product, Sum
-from tilewise.plans.inspector import CHUNK_DEPTH, packed_columns, packed_rows
+from tilewise.plans.cells import keep_blocks
+from tilewise.plans.inspector import packed_columns, packed_rows
 from tilewise.plans.sides import Modes
+from tilewise.plans.steps import reinspected
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.memory import Memory
 from tilewise.tensors.protocol import Scalar
-from tilewise.tensors.storage import Arena, checked_norms
+from tilewise.tensors.storage import Arena, block_offsets
 from tilewise.trace import Trace
 
 Array = npt.NDArray[Any]
@@ -59,6 +64,12 @@ class Job:
     """Filled in: sum of squared elements of each cell (of each result block of a reduction)."""
     tally: Ints
     """Filled in: tasks, dense products and flops of each worker."""
+    account: Account | None
+    """Where buffers are counted; None if nobody asked for a budget."""
+
+    def holding(self, size: int, what: str) -> AbstractContextManager[None]:
+        """Count a buffer during a ``with`` block."""
+        return nullcontext() if self.account is None else self.account.holding(size, what)
 
     @property
     def parts(self) -> int:
@@ -103,7 +114,7 @@ class ThreadsEngine:
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
             raise InputError(f"workers={workers!r} is no number of threads. Expected an integer >= 1. Correct it.")
         self._workers = Workers(int(count))
-        self._memory = Memory()
+        self.memory = Memory()
         self.blas: Blas = preferred_blas(Machine.measured()) if blas is None else blas
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -115,6 +126,10 @@ class ThreadsEngine:
         """Number of threads."""
         return self._workers.count
 
+    def prepare(self, plan: Plan) -> Plan:
+        """The plan with its products on this computer, should they have been meant for devices."""
+        return reinspected(plan, plan.dtype) if plan.kernel == "device" else plan
+
     def run(
         self,
         plan: Plan,
@@ -125,30 +140,65 @@ class ThreadsEngine:
         beta: Scalar = 0,
     ) -> BlockTensor:
         """Run a plan; see `tilewise.tensors.Engine`."""
+        made = self.prepare(plan)
+        phases = phases_for(made, operands, out is not None)
+        if phases is None:
+            target, trace = self.run_resident(made, operands, out, alpha, beta, None)
+        else:
+            target, trace = stream(self, made, phases, operands, out, alpha, beta)
+        plan.runs.append(trace)
+        return target
+
+    def run_resident(
+        self,
+        plan: Plan,
+        operands: Sequence[BlockTensor],
+        out: BlockTensor | None,
+        alpha: Scalar,
+        beta: Scalar,
+        account: Account | None,
+    ) -> tuple[BlockTensor, Trace]:
+        """Run a plan, or the part of one, whose operands are in memory."""
         begin = time.perf_counter()
-        job = self._prepare(plan, operands, out, alpha)
-        before = job.target.pattern.norms
-        if out is not None:
-            # Should the run be interrupted, nothing is known of the blocks that were being written.
-            out.replace_norms(np.full(len(before), np.inf))
-            _scale(out.arena.data, beta)
+        target = make_target(self, self.memory, plan, out, account)
+        scale_target(target, beta)
+        job = self._job(plan, operands, target, alpha, account)
         packing_seconds, buffer_bytes, squares = self._compute(job)
-        _update_norms(job.target, job.slots, squares, before, beta)
+        target.finish(squares, beta)
         tasks, calls, flops = (int(n) for n in job.tally.sum(axis=0))
-        plan.runs.append(
-            Trace(
-                label=plan.label,
-                seconds=time.perf_counter() - begin,
-                packing_seconds=packing_seconds,
-                flops=flops,
-                tasks=tasks,
-                calls=calls,
-                workers=self.workers,
-                buffer_bytes=buffer_bytes + job.target.nbytes,
-                library=self.blas.name if plan.kernel == "gemm" else OWN_KERNEL,
-            )
+        return job.target, Trace(
+            label=plan.label,
+            seconds=time.perf_counter() - begin,
+            packing_seconds=packing_seconds,
+            flops=flops,
+            tasks=tasks,
+            calls=calls,
+            workers=self.workers,
+            buffer_bytes=buffer_bytes + job.target.nbytes,
+            library=self.blas.name if plan.kernel == "gemm" else OWN_KERNEL,
         )
-        return job.target
+
+    def add_blocks(
+        self,
+        plan: Plan,
+        operands: Sequence[BlockTensor],
+        target: Target,
+        alpha: Scalar,
+        wanted: npt.NDArray[np.bool_],
+        account: Account | None,
+    ) -> tuple[Floats, Ints]:
+        """Compute some result blocks of a product while others are filled in elsewhere.
+
+        Returns
+        -------
+        tuple
+            Sum of squares of each result block, zero for those not wanted; tasks, dense products and flops.
+        """
+        assert isinstance(plan.work, Product)
+        part = replace(plan, work=replace(plan.work, cells=keep_blocks(plan.work.cells, wanted)))
+        job = self._job(part, operands, target, alpha, account)
+        squares = self._compute(job)[2]
+        return squares, job.tally.sum(axis=0)
 
     def _compute(self, job: Job) -> tuple[float, int, Floats]:
         """Seconds of packing, bytes of buffers, and the sum of squares of each result block."""
@@ -160,52 +210,59 @@ class ThreadsEngine:
         squares = np.bincount(plan.work.cells.block, job.squares, plan.result.nnz_blocks)
         return seconds, buffer_bytes, squares.astype(np.float64)
 
-    def _prepare(
+    def _job(
         self,
         plan: Plan,
         operands: Sequence[BlockTensor],
-        out: BlockTensor | None,
+        target: Target,
         alpha: Scalar,
+        account: Account | None,
     ) -> Job:
-        given = tuple(t if t.dtype == plan.dtype else t.astype(plan.dtype) for t in operands)
-        fresh = out is None and plan.kernel != "loops"
-        slots = None
-        if out is None:
-            target = BlockTensor(plan.result, self._allocate(plan, fresh), self)
-        else:
-            target, slots = out, _slots(plan.result, out.pattern)
         count = plan.result.nnz_blocks if isinstance(plan.work, Sum) else len(plan.work.cells.block)
         # One cache line for each worker's tally.
         tally = np.zeros((self.workers, 8), np.int64)[:, :3]
-        return Job(plan, given, target, slots, complex(alpha), fresh, np.zeros(count), tally)
-
-    def _allocate(self, plan: Plan, fresh: bool) -> Arena:
-        if not fresh:
-            return Arena.allocate(plan.result, plan.dtype, zero=True)
-        return Arena(self._memory.empty(plan.result.nnz_elements, plan.dtype), _offsets(plan.result))
+        return Job(
+            plan,
+            tuple(operands),
+            target.tensor,
+            target.slots,
+            complex(alpha),
+            target.fresh,
+            np.zeros(count),
+            tally,
+            account,
+        )
 
     def _multiply(self, job: Job, work: Product) -> tuple[float, int]:
         run = {"packed": self._packed, "gemm": self._gemm, "loops": self._loops}[job.plan.kernel]
         pieces = work.cells.pieces
         if pieces == 1:
             return run(job, work)
-        partial = np.zeros(pieces * job.plan.result.nnz_elements, job.plan.dtype)
-        own = BlockTensor(job.plan.result, Arena(partial, _offsets(job.plan.result)), self)
-        seconds, buffer_bytes = run(replace(job, target=own, slots=None, fresh=False), work)
-        _add_pieces(partial.reshape(pieces, -1), job, work)
-        return seconds, buffer_bytes + partial.nbytes
+        with job.holding(pieces * job.plan.result_bytes, "The pieces of a sum"):
+            partial = np.zeros(pieces * job.plan.result.nnz_elements, job.plan.dtype)
+            own = BlockTensor(job.plan.result, Arena(partial, block_offsets(job.plan.result)), self)
+            seconds, buffer_bytes = run(replace(job, target=own, slots=None, fresh=False), work)
+            _add_pieces(partial.reshape(pieces, -1), job, work)
+            return seconds, buffer_bytes + partial.nbytes
 
     def _packed(self, job: Job, work: Product) -> tuple[float, int]:
         """Pack the rows, then multiply; seconds of packing and bytes of all buffers."""
+        row_reals = packed_rows(work.row_strips, work.rows.depth, job.parts)
+        col_at, longest = _column_places(work, job)
+        size = (int(row_reals.sum()) + self.workers * longest) * (job.plan.dtype.itemsize // job.parts)
+        with job.holding(size, "Packing"):
+            return self._multiply_packed(job, work, row_reals, col_at, longest), size
+
+    def _multiply_packed(self, job: Job, work: Product, row_reals: Ints, col_at: Ints, longest: int) -> float:
+        """Pack the rows, then multiply; seconds of packing."""
         begin = time.perf_counter()
         rows, cols, result = job.views(work, _reals)
         row_panels, col_panels = (
             panels_view(work.rows, work.row_strips),
             panels_view(work.cols, work.col_strips),
         )
-        row_reals = packed_rows(work.row_strips, work.rows.depth, job.parts)
         row_at = frozen(np.cumsum(row_reals) - row_reals)
-        packed = self._memory.empty(int(row_reals.sum()), rows.data.dtype)
+        packed = self.memory.empty(int(row_reals.sum()), rows.data.dtype)
 
         def pack(worker: int, queues: Ints, stop: Ints) -> None:
             pack_all_rows(
@@ -224,12 +281,11 @@ class ThreadsEngine:
 
         self._workers.run(pack, row_reals.astype(np.float64))
         seconds = time.perf_counter() - begin
-        col_at, longest = _column_places(work, job)
         strips = int(np.diff(work.cells.group_ptr).max())
         cells = cells_view(work, job.target, job.slots)
 
         def multiply(worker: int, queues: Ints, stop: Ints) -> None:
-            buffer = self._memory.empty(longest, rows.data.dtype)
+            buffer = self.memory.empty(longest, rows.data.dtype)
             multiply_cells(
                 worker,
                 queues,
@@ -244,14 +300,13 @@ class ThreadsEngine:
                 make_tables(result),
                 make_tile(rows.data.dtype),
                 job.fresh,
-                CHUNK_DEPTH,
                 job.parts,
                 job.squares,
                 job.tally,
             )
 
         self._workers.run(multiply, work.cells.task_flops)
-        return seconds, packed.nbytes + self.workers * longest * packed.itemsize
+        return seconds
 
     def _gemm(self, job: Job, work: Product) -> tuple[float, int]:
         rows, cols, result = job.views(work, _reals)
@@ -349,10 +404,6 @@ def _engine_in_use() -> Engine:
     return current_engine()
 
 
-def _offsets(pattern: Pattern) -> Ints:
-    return np.cumsum(pattern.block_sizes) - pattern.block_sizes
-
-
 def _add_pieces(partial: Array, job: Job, work: Product) -> None:
     """Sum the pieces in order, add the sum to the target, and note the squares with each block's first cell."""
     total = partial[0]
@@ -361,7 +412,9 @@ def _add_pieces(partial: Array, job: Job, work: Product) -> None:
     job.squares[...] = 0
     first = np.zeros(job.plan.result.nnz_blocks, np.int64)
     first[work.cells.block[::-1]] = np.arange(len(work.cells.block))[::-1]
-    for block, (begin, size) in enumerate(zip(_offsets(job.plan.result), job.plan.result.block_sizes, strict=True)):
+    offsets, sizes = block_offsets(job.plan.result), job.plan.result.block_sizes
+    for block in np.unique(work.cells.block).tolist():
+        begin, size = offsets[block], sizes[block]
         at = job.target.arena.offsets[block if job.slots is None else job.slots[block]]
         part = job.target.arena.data[at : at + size]
         part[...] = total[begin : begin + size] if job.fresh else part + total[begin : begin + size]
@@ -380,35 +433,3 @@ def _column_places(work: Product, job: Job) -> tuple[Ints, int]:
 def _reals(data: Array) -> Array:
     """Complex elements as pairs of reals, real ones as they are."""
     return data.view(data.real.dtype)
-
-
-def _slots(result: Pattern, given: Pattern) -> Ints:
-    """The place of each result block in the tensor given as out."""
-    if result.index is given.index:
-        return np.arange(result.nnz_blocks)
-    slots = given.find(result.index)
-    if len(slots) and slots.min() < 0:
-        missing = tuple(result.index[np.argmin(slots)].tolist())
-        raise InputError(
-            f"out= has no block {missing}, which the result needs. Expected a tensor that stores every block of the "
-            "result. Make it with tw.zeros(pattern=plan.result), or a pattern that holds it."
-        )
-    return slots
-
-
-def _scale(data: Array, beta: Scalar) -> None:
-    if beta == 0:
-        data[...] = 0
-    elif beta != 1:
-        data *= data.dtype.type(beta)
-
-
-def _update_norms(target: BlockTensor, slots: Ints | None, squares: Floats, old: Floats, beta: Scalar) -> None:
-    """Blocks that were written have new norms; others of a given target, whose norms were `old`, were scaled."""
-    norms = checked_norms(squares, target.arena, slots)
-    if slots is not None:
-        slack = abs(beta) * (1 + 4 * float(np.finfo(target.dtype).eps)) if beta != 1 else 1.0
-        every = np.where(old == 0, 0.0, old * slack) if beta else np.zeros(len(old))
-        every[slots] = norms
-        norms = every
-    target.replace_norms(norms)

@@ -36,6 +36,11 @@ class Expansion:
     norms: npt.NDArray[np.float64]
     """Upper bound of each block's Frobenius norm."""
 
+    def taken(self, rows: _Ints) -> Expansion:
+        """Some of the blocks; `rows` ascend."""
+        parts = (self.index[rows], self.source[rows], self.perm[rows], self.perms, self.sign[rows], self.norms[rows])
+        return _frozen(Expansion(*parts))
+
 
 def expand(pattern: Pattern) -> Expansion:
     """List all blocks of the full tensor with the unique block, permutation and sign that give each.

@@ -7,7 +7,7 @@ by row: a strip of rows stays in the second-level cache while it meets the group
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,8 @@ class Cells:
     """Group of each column strip."""
     group_ptr: Ints
     """First column strip of each group; one more at the end."""
+    planned_pieces: int
+    """Pieces that the segments of the whole product are cut into."""
 
     @property
     def pieces(self) -> int:
@@ -102,11 +104,29 @@ def make_cells(
     col_bytes: Ints,
     group_bytes: int,
     flop_factor: int,
+    segments: int,
+    pieces: int | None,
 ) -> Cells:
     """Cut result blocks into cells, order them by column group, and cut the order into tasks.
 
-    `slot` is the place of each joined block in the result's pattern; `flop_factor` is 2 for real elements
-    and 8 for complex ones.
+    Parameters
+    ----------
+    joined : Joined
+        The result blocks and their terms.
+    slot : int64 array
+        The place of each joined block in the result's pattern.
+    rows, cols : Strips
+        The strips of both operands.
+    col_bytes : int64 array
+        Packed bytes of each strip of columns.
+    group_bytes : int
+        Packed bytes of a group of columns.
+    flop_factor : int
+        2 for real elements, 8 for complex ones.
+    segments : int
+        Segments of the k tiles.
+    pieces : int, optional
+        Pieces that the segments of the whole product are cut into; chosen here if this is the whole product.
     """
     _check_number(joined, rows, cols)
     group_of_col, group_ptr = group_columns(col_bytes, group_bytes)
@@ -124,15 +144,33 @@ def make_cells(
         flop_factor,
     )
     begin, end = joined.ptr[block], joined.ptr[block + 1]
-    pieces = _count_pieces(flops, end - begin)
+    if pieces is None:
+        pieces = _count_pieces(flops, segments)
     piece = np.zeros(len(block), np.int64)
-    if pieces > 1:
-        piece = np.tile(np.arange(pieces), len(block))
-        block, row, col, flops = (np.repeat(a, pieces) for a in (block, row, col, flops / pieces))
-        begin, end = _cut_terms(begin, end, pieces)
+    if pieces > 1 and len(block):
+        piece, cell, begin, end, share = _cut_terms(begin, end, joined.terms, segments, pieces)
+        block, row, col, flops = block[cell], row[cell], col[cell], flops[cell] * share
     target = max(float(flops.sum()) / TASKS, LEAST_TASK_FLOPS)
     tasks = cut_tasks(group_of_col[col], flops, target)
-    return Cells(slot[block], piece, row, col, begin, end, flops, tasks, group_of_col, group_ptr)
+    return Cells(slot[block], piece, row, col, begin, end, flops, tasks, group_of_col, group_ptr, pieces)
+
+
+def keep_blocks(cells: Cells, wanted: npt.NDArray[np.bool_]) -> Cells:
+    """The cells of some result blocks, cut into tasks anew."""
+    kept = wanted[cells.block]
+    col, flops = cells.col[kept], cells.flops[kept]
+    target = max(float(flops.sum()) / TASKS, LEAST_TASK_FLOPS)
+    return replace(
+        cells,
+        block=cells.block[kept],
+        piece=cells.piece[kept],
+        row=cells.row[kept],
+        col=col,
+        begin=cells.begin[kept],
+        end=cells.end[kept],
+        flops=flops,
+        task_ptr=cut_tasks(cells.group_of_col[col], flops, target),
+    )
 
 
 def _check_number(joined: Joined, rows: Strips, cols: Strips) -> None:
@@ -147,15 +185,37 @@ def _check_number(joined: Joined, rows: Strips, cols: Strips) -> None:
         )
 
 
-def _count_pieces(flops: npt.NDArray[np.float64], terms: Ints) -> int:
+def _count_pieces(flops: npt.NDArray[np.float64], segments: int) -> int:
     """Pieces that the terms of each cell are cut into: enough to keep workers busy, from the pattern alone."""
-    if not 0 < len(terms) < FEW_CELLS:
+    cells = len(flops)
+    if not 0 < cells < FEW_CELLS:
         return 1
-    work = int(float(flops.sum()) / len(terms) / LEAST_TASK_FLOPS)
-    return max(1, min(MOST_PIECES, -(-FEW_CELLS // len(terms)), work, int(terms.min())))
+    work = int(float(flops.sum()) / cells / LEAST_TASK_FLOPS)
+    return max(1, min(MOST_PIECES, -(-FEW_CELLS // cells), work, segments))
 
 
-def _cut_terms(begin: Ints, end: Ints, pieces: int) -> tuple[Ints, Ints]:
-    """Ranges of terms of each piece of each cell."""
-    cuts = begin[:, None] + (end - begin)[:, None] * np.arange(pieces + 1) // pieces
-    return cuts[:, :-1].ravel(), cuts[:, 1:].ravel()
+def piece_of_segment(segment: Ints, segments: int, pieces: int) -> Ints:
+    """The piece that each segment belongs to: nearly equal numbers of segments in each."""
+    return segment * pieces // max(segments, 1)
+
+
+def _cut_terms(
+    begin: Ints, end: Ints, terms: npt.NDArray[np.int32], segments: int, pieces: int
+) -> tuple[Ints, Ints, Ints, Ints, npt.NDArray[np.float64]]:
+    """Cells cut at the borders of pieces: piece (from zero), cell, first and last term of each, and share of the cell.
+
+    Every cell is cut into the pieces that any cell has terms of.
+    """
+    piece = piece_of_segment(terms[:, 3].astype(np.int64) >> 1, segments, pieces)
+    present = np.unique(piece)
+    cuts = [first + np.searchsorted(piece[first:last], present) for first, last in zip(begin, end, strict=True)]
+    borders = np.column_stack([np.array(cuts).reshape(len(begin), len(present)), end])
+    first, last = borders[:, :-1].ravel(), borders[:, 1:].ravel()
+    share = (last - first) / np.repeat(np.maximum(end - begin, 1), len(present))
+    return (
+        np.tile(np.arange(len(present)), len(begin)),
+        np.repeat(np.arange(len(begin)), len(present)),
+        first,
+        last,
+        share,
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tilewise.machine import Machine
 from tilewise.patterns import Pattern
 from tilewise.plans import projection
+from tilewise.plans.levels import Crossing, plan_crossings
 from tilewise.plans.work import Product
 from tilewise.trace import Trace
 
@@ -21,6 +22,7 @@ KERNELS = (
     ("packed", "register tile on packed panels"),
     ("gemm", "BLAS on blocks where they lie"),
     ("loops", "plain loops on blocks where they lie"),
+    ("device", "matrix products on devices, block by block"),
     ("reduction", "permutation and sums, block by block"),
 )
 """What the kernels do, in words."""
@@ -62,8 +64,10 @@ def plan_report(plan: Plan, machine: Machine) -> Report:
     rows = [*_work_rows(plan, trace), *_memory_rows(plan, trace), *_time_rows(plan, machine, trace)]
     rows += _traffic_rows(plan.on(machine))
     cost = Table("Cost", header, tuple(row[: len(header)] for row in rows))
+    levels = tuple(_level_table(labels, crossing, trace, header) for crossing in plan_crossings(plan))
     title = f"{plan.label}  ({plan.dtype.name}, {_plural(plan.workers, 'worker')})"
-    return Report(title, (tensors, cost), (_kernel_note(plan.kernel), *_notes(machine, plan.runs)))
+    notes = (_kernel_note(plan.kernel), *_notes(machine, plan.runs, plan.placement is not None))
+    return Report(title, (tensors, cost, *levels), notes)
 
 
 def program_report(program: Program) -> Report:
@@ -132,9 +136,11 @@ def _work_rows(plan: Plan, trace: Trace | None) -> list[tuple[str, str, str]]:
     rows += _screening_rows(plan.screened_flops, plan.flops, plan.tolerance, plan.dropped_bound)
     is_product = isinstance(plan.work, Product)
     rows.append(("block products" if is_product else "blocks read", str(plan.products), ""))
+    # Phases are worked out one by one when they run, and merge their blocks anew.
+    calls, tasks = ("", "") if plan.phases is not None and len(plan.phases.sequence) > 1 else (plan.calls, plan.tasks)
     if is_product:
-        rows.append(("dense products (GEMM calls)", str(plan.calls), "" if trace is None else str(trace.calls)))
-    rows.append(("tasks", str(plan.tasks), "" if trace is None else str(trace.tasks)))
+        rows.append(("dense products (GEMM calls)", str(calls), "" if trace is None else str(trace.calls)))
+    rows.append(("tasks", str(tasks), "" if trace is None else str(trace.tasks)))
     rows.append(("kernel", plan.kernel, "" if trace is None else trace.library))
     return rows
 
@@ -181,13 +187,51 @@ def _traffic_rows(plan: Plan | Program) -> list[tuple[str, str, str]]:
     return rows
 
 
+def _level_table(labels: Sequence[str], crossing: Crossing, trace: Trace | None, header: tuple[str, ...]) -> Table:
+    """What crosses into one kind of memory: what was planned, and what was measured."""
+    levels = () if trace is None else trace.of(crossing.name)
+    each = f"{crossing.count} x " if crossing.count > 1 else ""
+    rows = [
+        ("peak", bytes_text(crossing.peak_bytes), bytes_text(max((x.peak_bytes for x in levels), default=0))),
+    ]
+    if crossing.stages:
+        rows.append(("stages", str(crossing.stages), ""))
+    for number, label in enumerate(labels):
+        came = sum(level.in_bytes[number] for level in levels)
+        planned = "" if crossing.in_bytes is None else _times_text(crossing.in_bytes[number], crossing, number)
+        rows.append((f"in: {label or 'scalar'}", planned, _times_text(came, crossing, number)))
+    out = sum(level.out_bytes for level in levels)
+    rows.append(("out: result", bytes_text(crossing.out_bytes), bytes_text(out)))
+    if near := sum(level.neighbour_bytes for level in levels):
+        rows.append(("  in from another device", "", bytes_text(near)))
+    moved = sum(sum(level.in_bytes) for level in levels) + out
+    rows.append(("lower bound", bytes_text(crossing.bound_bytes), ""))
+    if crossing.bound_bytes:
+        planned = "" if crossing.moved_bytes is None else f"{crossing.moved_bytes / crossing.bound_bytes:.2f}"
+        rows.append(("  moved / bound", planned, f"{moved / crossing.bound_bytes:.2f}"))
+    transfer, compute = (sum(getattr(x, f"{name}_seconds") for x in levels) for name in ("transfer", "compute"))
+    shorter, both = min(transfer, compute), sum(level.overlap_seconds for level in levels)
+    rows.append(("transfer", "", seconds_text(transfer)))
+    rows.append(("  hidden behind compute", "", percent_text(both / shorter) if shorter > 0 else ""))
+    caption = f"Into {crossing.name} ({each}{bytes_text(crossing.capacity_bytes)})"
+    return Table(caption, header, tuple(row[: len(header)] for row in rows))
+
+
+def _times_text(size: int, crossing: Crossing, number: int) -> str:
+    """Bytes, and how often that is everything that is needed."""
+    needed = crossing.needed_bytes[number]
+    return f"{bytes_text(size)} ({size / needed:.3g} x)" if needed else bytes_text(size)
+
+
 def _kernel_note(kernel: str) -> str:
     return f"Kernel {kernel}: {dict(KERNELS)[kernel]}."
 
 
-def _notes(machine: Machine, runs: Sequence[Trace]) -> tuple[str, ...]:
+def _notes(machine: Machine, runs: Sequence[Trace], on_devices: bool = False) -> tuple[str, ...]:
     near = bytes_text(projection.level_bytes(machine))
     lines = [f"Bytes are counted between memory and the {near} of cache near each worker."]
+    if on_devices:
+        lines = ["Bytes are counted between this computer and its devices; time is that of its own workers."]
     if machine.is_measured:
         blas = f", BLAS: {machine.blas}" if machine.blas else ""
         lines.append(f"Time from the rates of {machine.name}{blas}.")

@@ -24,15 +24,19 @@ from tilewise.patterns.keys import block_keys
 from tilewise.plans.arrange import mean_edges
 from tilewise.plans.aside import Stop, check_stop, run_aside
 from tilewise.plans.cells import Cells, Strips, make_cells
-from tilewise.plans.joins import Entries, Joined, count_products, join, make_room
+from tilewise.plans.joins import Entries, Joined, count_products, cut_segments, join, make_room
 from tilewise.plans.plan import Kernel, Operand, Plan, Product
 from tilewise.plans.screening import choose_drop
 from tilewise.plans.sides import Modes, Side, make_sides
+from tilewise.plans.work import Choices
 
 Ints = npt.NDArray[np.int64]
 
 CHUNK_DEPTH = 384
 """Reals along k summed in registers before the result is touched.  Part of what fixes the bits of a result."""
+
+SEGMENT_DEPTH = 2 * CHUNK_DEPTH
+"""Elements along k that the mean result block sums in one segment, the least that a memory budget can cut off."""
 
 ROW_STRIP = 120
 """Rows of a strip: a chunk of it stays in a second-level cache of half a megabyte."""
@@ -72,56 +76,117 @@ def inspect_product(
     *,
     tolerance: float | None = None,
     workers: int = 1,
+    on_devices: bool = False,
 ) -> Plan:
-    """Plan one product of two operands."""
+    """Plan one product of two operands.
+
+    With `on_devices` it is left to devices, each product of two blocks by itself, unless it is one for plain loops.
+    """
+
+    def work(stop: Stop) -> Plan:
+        operands = (Operand(left, expand(left)), Operand(right, expand(right)))
+        return _inspect(contraction, operands, np.dtype(dtype), tolerance, workers, None, stop, on_devices)
+
+    return run_aside(work, short=left.nnz_blocks * right.nnz_blocks <= SHORT_PRODUCTS)
+
+
+def reinspect(plan: Plan, dtype: npt.DTypeLike, *, on_devices: bool = False) -> Plan:
+    """Plan the products of a plan, or of the part of one, again for another element type or another place."""
+    work = plan.work
+    if not isinstance(work, Product):
+        raise TypeError("Only a product is planned again.")
+    operands = (plan.operands[0], plan.operands[1])
+    kept = work.choices.drop, plan.dropped_bound
+
+    def again(stop: Stop) -> Plan:
+        return _inspect(work.contraction, operands, np.dtype(dtype), None, plan.workers, None, stop, on_devices, kept)
+
+    return run_aside(again, short=math.prod(len(o.blocks.source) for o in operands) <= SHORT_PRODUCTS)
+
+
+def inspect_part(plan: Plan, left: Ints, right: Ints) -> Plan:
+    """Plan the part of a product that some of its operands' blocks give, with the bits of the whole.
+
+    Parameters
+    ----------
+    plan : Plan
+        The whole product.
+    left, right : int64 array
+        Blocks of the operands, in ascending order; all or none of each k segment that a panel has.
+    """
+    if not isinstance(plan.work, Product):
+        raise TypeError("Only a product has parts.")
+    operands = tuple(
+        Operand(whole.pattern, whole.blocks.taken(rows))
+        for whole, rows in zip(plan.operands, (left, right), strict=True)
+    )
+    work = plan.work
     return run_aside(
-        lambda stop: _inspect(contraction, left, right, np.dtype(dtype), tolerance, workers, stop),
-        short=left.nnz_blocks * right.nnz_blocks <= SHORT_PRODUCTS,
+        lambda stop: _inspect(
+            work.contraction, (operands[0], operands[1]), plan.dtype, None, plan.workers, work.choices, stop
+        ),
+        short=len(left) * len(right) <= SHORT_PRODUCTS,
     )
 
 
 def _inspect(
     contraction: Contraction,
-    left: Pattern,
-    right: Pattern,
-    kind: np.dtype[Any],
+    operands: tuple[Operand, Operand],
+    dtype: np.dtype[Any],
     tolerance: float | None,
     workers: int,
+    choices: Choices | None,
     stop: Stop,
+    on_devices: bool = False,
+    kept: tuple[float, float] | None = None,
 ) -> Plan:
-    """Plan one product, unless it is given up."""
-    operands = (Operand(left, expand(left)), Operand(right, expand(right)))
-    swapped = _rows_from_right(contraction, left, right)
+    """Plan a product, or with `choices` a part of one, unless it is given up.
+
+    `kept` is a threshold that was chosen before, and the bound on the error it causes.
+    """
+    swapped = _rows_from_right(contraction, *(o.pattern for o in operands)) if choices is None else choices.swapped
     order = (1, 0) if swapped else (0, 1)
     modes = (
         _modes(contraction.left, contraction, contraction.m),
         _modes(contraction.right, contraction, contraction.n),
     )
-    rows, cols, lengths = make_sides(
+    rows, cols, tiles, lengths = make_sides(
         (operands[order[0]].blocks, operands[order[1]].blocks),
         (operands[order[0]].pattern.spaces, operands[order[1]].pattern.spaces),
         (modes[order[0]], modes[order[1]]),
+        None if choices is None else choices.tiles,
     )
     by_row, by_inner = rows.by_panel(), cols.by_inner(len(lengths))
-    parts = 2 if kind.kind == "c" else 1
-    kernel = _choose_kernel(contraction, rows, cols, by_row, by_inner, lengths, operands)
-    drop, dropped_bound = choose_drop(by_row, by_inner, cols.panels.size, tolerance, stop)
-    joined, products = _join(by_row, by_inner, lengths, cols.panels.size, drop, kernel, parts, rows, cols, stop)
+    parts = 2 if dtype.kind == "c" else 1
+    if choices is None:
+        kernel, segment = _choose_kernel(contraction, rows, cols, by_row, by_inner, lengths, operands)
+        kernel = "device" if on_devices and kernel != "loops" else kernel
+        drop, dropped_bound = choose_drop(by_row, by_inner, cols.panels.size, tolerance, stop) if kept is None else kept
+    else:
+        kernel, segment, drop, dropped_bound = choices.kernel, choices.segment, choices.drop, 0.0
+    joined, products = _join(
+        by_row, by_inner, lengths, segment, cols.panels.size, drop, kernel, parts, rows, cols, stop
+    )
     result, slot = _result(contraction, operands, rows, cols, joined, swapped)
-    row_strips, col_strips, cells = _cut(kernel, joined, slot, rows, cols, kind, parts)
+    gemm_strip = _gemm_strip(joined, rows, cols) if choices is None else choices.gemm_strip
+    segments = int(segment[-1]) + 1 if len(segment) else 0
+    pieces = choices.pieces if choices is not None else 1 if kernel == "device" else None
+    row_strips, col_strips, cells = _cut(kernel, gemm_strip, joined, slot, rows, cols, dtype, parts, segments, pieces)
+    if choices is None:
+        choices = Choices(swapped, kernel, drop, tiles, segment, gemm_strip, cells.planned_pieces)
     flops = _kept_flops(joined, rows, cols, 2 * parts * parts)
     everything = _all_flops(rows, cols, by_inner, lengths, 2 * parts * parts) if drop >= 0 else flops
-    pieces = cells.pieces * result.nbytes(kind) if cells.pieces > 1 else 0
-    packed, buffers = _buffers(kernel, row_strips, col_strips, rows, cols, cells, kind.itemsize, parts)
+    partial = cells.pieces * result.nbytes(dtype) if cells.pieces > 1 else 0
+    packed, buffers = _buffers(kernel, row_strips, col_strips, rows, cols, cells, dtype.itemsize, parts)
     return Plan(
         label=contraction.label(),
         operands=operands,
         result=result,
-        dtype=kind,
+        dtype=dtype,
         kernel=kernel,
         work=Product(
             contraction=contraction,
-            swapped=swapped,
+            choices=choices,
             rows=rows,
             cols=cols,
             result=_modes(
@@ -141,7 +206,7 @@ def _inspect(
         screened_flops=everything - flops,
         tolerance=tolerance,
         dropped_bound=dropped_bound,
-        packed_bytes=packed + pieces,
+        packed_bytes=packed + partial,
         worker_bytes=buffers,
         workers=workers,
     )
@@ -179,24 +244,27 @@ def _choose_kernel(
     by_inner: Entries,
     lengths: Ints,
     operands: tuple[Operand, Operand],
-) -> Kernel:
-    """From mean block edges, weighted by how often blocks take part in products."""
+) -> tuple[Kernel, Ints]:
+    """The compiled loop, from mean block edges weighted by how often blocks take part in products; and k segments."""
     products, m, n, k, batch = mean_edges(by_row, by_inner, rows.size, cols.size, rows.batch, lengths)
+    most_blocks = min(products, len(rows.size) * len(cols.size))
+    segment = cut_segments(by_row, by_inner, lengths, most_blocks, SEGMENT_DEPTH)
     if min(m, n) < LOOPS_EDGE or (batch > 1 and m * n * k < 512):
-        return "loops"
+        return "loops", segment
     plain = all(o.pattern.symmetry is None for o in operands)
     forms = (contraction.left_form, contraction.right_form, contraction.result_form)
     large = (m * n * k) ** (1 / 3) >= GEMM_EDGE and min(m, n, k) >= 64
-    most_cells = min(products, len(rows.size) * len(cols.size)) * m * n / GEMM_STRIPS[-1] ** 2
+    most_cells = most_blocks * m * n / GEMM_STRIPS[-1] ** 2
     if plain and "permuted" not in forms and large and most_cells >= GEMM_CELLS:
-        return "gemm"
-    return "packed"
+        return "gemm", segment
+    return "packed", segment
 
 
 def _join(
     by_row: Entries,
     by_inner: Entries,
     lengths: Ints,
+    segment: Ints,
     panels: int,
     drop: float,
     kernel: Kernel,
@@ -213,7 +281,9 @@ def _join(
             f"One row or column of blocks sums over {deepest} elements. At most {INT32_LIMIT} are possible. "
             "Use a sparser pattern or split the contracted space."
         )
-    joined = join(by_row, by_inner, lengths, panels, drop, piece, parts, kernel == "packed", make_room(bound), stop)
+    joined = join(
+        by_row, by_inner, lengths, segment, panels, drop, piece, parts, kernel == "packed", make_room(bound), stop
+    )
     check_stop(stop)
     return joined, products
 
@@ -256,22 +326,27 @@ def _result(
 
 def _cut(
     kernel: Kernel,
+    gemm_strip: int,
     joined: Joined,
     slot: Ints,
     rows: Side,
     cols: Side,
     dtype: np.dtype[Any],
     parts: int,
+    segments: int,
+    pieces: int | None,
 ) -> tuple[Strips, Strips, Cells]:
     row_limit = col_limit = INT32_LIMIT
     if kernel == "packed":
         row_limit, col_limit = ROW_STRIP, COL_STRIP
     elif kernel == "gemm":
-        row_limit = col_limit = _gemm_strip(joined, rows, cols)
+        row_limit = col_limit = gemm_strip
     row_strips, col_strips = Strips.of(rows, row_limit), Strips.of(cols, col_limit)
     group_bytes = GROUP_BYTES if kernel == "packed" else 0
     col_bytes = packed_columns(col_strips, cols.depth, dtype.itemsize, parts) * (dtype.itemsize // parts)
-    cells = make_cells(joined, slot, row_strips, col_strips, col_bytes, group_bytes, 2 * parts * parts)
+    cells = make_cells(
+        joined, slot, row_strips, col_strips, col_bytes, group_bytes, 2 * parts * parts, segments, pieces
+    )
     return row_strips, col_strips, cells
 
 

@@ -15,6 +15,7 @@ from tilewise.plans.compile import compiled
 
 # What the join knows of each column panel while it walks one row: a cache line each.
 COUNT, FIRST, NEXT, ROW_END, COL_END, SIZE, DEPTH = range(7)
+MARK = COUNT  # once terms were counted: the mark of the last one
 FIELDS = 8
 
 
@@ -47,7 +48,9 @@ class Joined(NamedTuple):
     norms: Any
     """Bound on the norm of each result block."""
     terms: Any
-    """Merged: start in row panel, start in column panel, length.  Otherwise: row block, column block, length."""
+    """Merged: start in row panel, start in column panel, length, mark.  Otherwise: row block, column block, length,
+    mark.  Neighbouring terms of a result block with the same mark are summed in registers; half the mark, rounded
+    down, is the k segment."""
     products: int
     """Block products kept."""
 
@@ -80,7 +83,36 @@ def make_room(bound: int) -> Joined:
     """
     row, col = np.empty(bound, np.int32), np.empty(bound, np.int32)
     ptr, depth, norms = np.empty(bound + 1, np.int64), np.empty(bound, np.int64), np.empty(bound, np.float64)
-    return Joined(row, col, ptr, depth, norms, np.empty((bound, 3), np.int32), 0)
+    return Joined(row, col, ptr, depth, norms, np.empty((bound, 4), np.int32), 0)
+
+
+@compiled
+def cut_segments(rows: Any, cols: Any, length: Any, blocks: int, depth: int) -> Any:
+    """Segment of each k tile: a segment ends once the mean result block has summed `depth` elements in it.
+
+    Parameters
+    ----------
+    rows, cols : Entries
+        The operands' blocks.
+    length : int64 array
+        Elements of each k tile.
+    blocks : int
+        Result blocks there are at the most.
+    depth : int
+        Mean depth of a segment.
+    """
+    meets = np.zeros(len(length), np.int64)
+    for entry in range(len(rows.other)):
+        k = rows.other[entry]
+        meets[k] += cols.ptr[k + 1] - cols.ptr[k]
+    segment = np.zeros(len(length), np.int64)
+    number, filled = 0, 0.0
+    for k in range(len(length)):
+        if filled >= depth:
+            number, filled = number + 1, 0.0
+        segment[k] = number
+        filled += length[k] * meets[k] / max(blocks, 1)
+    return segment
 
 
 @compiled
@@ -88,6 +120,7 @@ def join(
     rows: Any,
     cols: Any,
     length: Any,
+    segment: Any,
     panels: int,
     drop: float,
     piece: int,
@@ -98,18 +131,23 @@ def join(
 ) -> Any:
     """Find the result blocks and their terms.
 
+    Which terms share a mark depends on the products of their result block alone, k tile by k tile from the start of
+    a segment, and not on what else the panels hold: a plan for whole segments of some panels has the same marks.
+
     Parameters
     ----------
     rows, cols : Entries
         The operands' blocks.
     length : int64 array
         Elements of each k tile.
+    segment : int64 array
+        Segment of each k tile; ascends.
     panels : int
         Number of column panels.
     drop : float
         Products whose norm bound is not above it are left out; negative keeps all.
     piece : int
-        Longest merged term, in elements of k.
+        Most elements of k that share a mark.
     parts : int
         Reals per element; merged terms count in reals.
     merge : bool
@@ -137,7 +175,7 @@ def join(
             col = touched[t]
             count = state[col, COUNT]
             state[col, FIRST] = state[col, NEXT] = place
-            state[col, ROW_END], state[col, DEPTH], norm[col] = -1, 0, 0.0
+            state[col, MARK], state[col, ROW_END], state[col, DEPTH], norm[col] = -1, -1, 0, 0.0
             place += count
         for i in range(rows.ptr[row], rows.ptr[row + 1]):
             k = rows.other[i]
@@ -150,10 +188,11 @@ def join(
                 state[col, DEPTH] += length[k]
                 norm[col] += size
                 if merge:
-                    _write_merged(terms, state, col, rows.at[i], cols.at[j], length[k], piece, parts)
+                    _write_merged(terms, state, col, rows.at[i], cols.at[j], length[k], segment[k], piece, parts)
                 else:
                     at = state[col, NEXT]
-                    terms[at, 0], terms[at, 1], terms[at, 2] = rows.number[i], cols.number[j], length[k]
+                    terms[at, 0], terms[at, 1] = rows.number[i], cols.number[j]
+                    terms[at, 2], terms[at, 3] = length[k], 2 * segment[k]
                     state[col, NEXT] = at + 1
         # Merging left gaps: close them.
         for t in range(found):
@@ -161,11 +200,8 @@ def join(
             row_of[blocks], col_of[blocks] = row, col
             depth[blocks], norms[blocks] = state[col, DEPTH], norm[col]
             for at in range(state[col, FIRST], state[col, NEXT]):
-                terms[written, 0], terms[written, 1], terms[written, 2] = (
-                    terms[at, 0],
-                    terms[at, 1],
-                    terms[at, 2],
-                )
+                terms[written, 0], terms[written, 1] = terms[at, 0], terms[at, 1]
+                terms[written, 2], terms[written, 3] = terms[at, 2], terms[at, 3]
                 written += 1
             blocks += 1
             ptr[blocks] = written
@@ -201,25 +237,35 @@ def _count_row(rows: Any, cols: Any, length: Any, row: int, drop: float, piece: 
 
 @compiled
 def _write_merged(
-    terms: Any, state: Any, col: int, row_at: int, col_at: int, length: int, piece: int, parts: int
+    terms: Any, state: Any, col: int, row_at: int, col_at: int, length: int, segment: int, piece: int, parts: int
 ) -> None:
     """Lengthen the last term of a result block if this product continues it, else begin another."""
-    at = state[col, NEXT]
-    grows = state[col, ROW_END] == row_at and state[col, COL_END] == col_at and state[col, SIZE] + length <= piece
+    at, mark = state[col, NEXT], state[col, MARK]
+    known = mark >> 1 == segment
+    joins = known and state[col, SIZE] + length <= piece
+    follows = state[col, ROW_END] == row_at and state[col, COL_END] == col_at
     state[col, ROW_END], state[col, COL_END] = row_at + length, col_at + length
-    if grows:
+    if joins:
         state[col, SIZE] += length
-        terms[at - 1, 2] += length * parts
-        return
+        if follows:
+            terms[at - 1, 2] += length * parts
+            return
+    elif known:
+        mark ^= 1
+    else:
+        mark = 2 * segment
     done = 0
     while done < length:
         part = min(piece, length - done)
+        if done > 0:
+            mark ^= 1
         terms[at, 0], terms[at, 1] = (row_at + done) * parts, (col_at + done) * parts
-        terms[at, 2] = part * parts
+        terms[at, 2], terms[at, 3] = part * parts, mark
         at += 1
-        state[col, SIZE] = part
+        if not joins:
+            state[col, SIZE] = part
         done += part
-    state[col, NEXT] = at
+    state[col, NEXT], state[col, MARK] = at, mark
 
 
 @compiled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,12 +11,15 @@ from tilewise.machine import Machine, check_machine
 from tilewise.patterns import Pattern
 from tilewise.plans import projection
 from tilewise.plans.explain import plan_report, to_html, to_text
-from tilewise.plans.work import Operand, Product, Sum
+from tilewise.plans.work import Kernel, Operand, Product, Sum
 from tilewise.trace import Trace
 
-__all__ = ["Kernel", "Operand", "Plan", "Product", "Sum"]
+if TYPE_CHECKING:
+    from tilewise.plans.devices import Blocked
+    from tilewise.plans.phases import Phases
+    from tilewise.plans.routing import Cached
 
-Kernel = Literal["packed", "gemm", "loops", "reduction"]
+__all__ = ["Kernel", "Operand", "Plan", "Product", "Sum"]
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -63,6 +66,14 @@ class Plan:
     """Workers the projection is made for."""
     runs: list[Trace] = field(default_factory=list)
     """What was measured when the plan was run, the latest last; the one part of a plan that grows."""
+    budget: int | None = None
+    """Bytes that a run may add; None if nobody asked for a limit and everything is in memory."""
+    phases: Phases | None = None
+    """How the run keeps to the budget; None if it needs no phases."""
+    placement: Blocked | Cached | None = None
+    """How a product is done on devices; None if it runs on this computer."""
+    scratch: str | None = None
+    """Folder for a result that does not fit in memory; the system's temporary one if None."""
     machine: Machine | None = None
     """Where the projection is made for; None for this computer, looked up when a figure is asked for."""
 
@@ -72,13 +83,22 @@ class Plan:
         return self.result.nbytes(self.dtype)
 
     @property
+    def kept_bytes(self) -> int:
+        """Bytes of the result that stay in memory after the run: none if it goes to a scratch file."""
+        return 0 if self.phases is not None and self.phases.spills else self.result_bytes
+
+    @property
     def peak_bytes(self) -> int:
-        """Bytes that the run adds at its peak: the result and all buffers."""
+        """Bytes that the run adds at its peak: the result, all buffers, and what is fetched."""
+        if self.phases is not None:
+            return self.phases.peak_bytes
         return self.result_bytes + self.packed_bytes + self.worker_bytes * self.workers
 
     @property
     def tasks(self) -> int:
         """Pieces of work that are handed to workers."""
+        if self.placement is not None:
+            return self.placement.updates
         if isinstance(self.work, Product):
             return len(self.work.cells.task_ptr) - 1
         return len(self.work.task_ptr) - 1

@@ -105,7 +105,7 @@ class Program:
         peak = 0
         for step in self.steps:
             peak = max(peak, sum(alive.values()) + step.plan.peak_bytes)
-            alive[step.result] = step.plan.result_bytes
+            alive[step.result] = step.plan.kept_bytes
             for number in step.frees:
                 alive.pop(number, None)
         return peak

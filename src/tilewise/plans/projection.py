@@ -95,10 +95,13 @@ def project_moved(plan: Plan, machine: Machine) -> int:
     Packed products: the row operand is read, written in packed form, and read again once for each group of
     columns; the column operand is read once and packed near the worker, or read again for each cell where a
     group is larger than half of what is near; the result is written once. Products left to BLAS or to plain
-    loops: what `blocked_product_words` counts for each cell. Reductions: what is read and what is written.
+    loops: what `blocked_product_words` counts for each cell. Reductions: what is read and what is written. Products
+    on devices: what crosses between them and this computer.
     """
     if isinstance(plan.work, Sum):
         return _sum_bytes(plan, plan.work)
+    if plan.placement is not None:
+        return plan.placement.moved_bytes
     if not len(plan.work.cells.block):
         return 0
     count = {"packed": _packed_words, "gemm": _blas_words}.get(plan.kernel, _loop_words)
@@ -171,12 +174,14 @@ def project_bound(plan: Plan, machine: Machine) -> int:
     compulsory = compulsory_bytes(list(needed_bytes(plan).values()), plan.result_bytes)
     if isinstance(plan.work, Sum):
         return compulsory
+    if plan.placement is not None:
+        return plan.placement.bound_bytes
     multiplications = plan.flops / (2 * reals_per_element(plan) ** 2)
     capacity = plan.workers * level_bytes(machine)
-    return movement_bound_bytes(compulsory, multiplications, plan.dtype.itemsize, capacity, _uses(plan))
+    return movement_bound_bytes(compulsory, multiplications, plan.dtype.itemsize, capacity, stored_uses(plan))
 
 
-def _uses(plan: Plan) -> int:
+def stored_uses(plan: Plan) -> int:
     """In how many places a stored element can stand: by its symmetry, and if both operands may be one tensor."""
     left, right = (operand.pattern for operand in plan.operands)
     return _exchanges(left) * _exchanges(right) * (4 if left is right else 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,27 @@ def inspect_reduction(reduction: Reduction, pattern: Pattern, dtype: npt.DTypeLi
         packed_bytes=0,
         worker_bytes=0,
         workers=workers,
+    )
+
+
+def reduction_part(plan: Plan, begin: int, end: int) -> Plan:
+    """The part of a reduction that some of its sources give, in their order; it is added to what others gave."""
+    work = plan.work
+    if not isinstance(work, Sum):
+        raise TypeError("Only a reduction has sources.")
+    first, last = int(np.searchsorted(work.ptr, begin, "right")) - 1, int(np.searchsorted(work.ptr, end, "left"))
+    ptr = np.clip(work.ptr[first : last + 1], begin, end) - begin
+    source = work.source[begin:end]
+    whole = plan.result
+    blocks = plan.operands[0].blocks
+    each = _elements(blocks.index[source], plan.operands[0].pattern.spaces, work.kept + work.summed)
+    elements = np.add.reduceat(each, ptr[:-1]) if len(each) else np.zeros(0, np.int64)
+    return replace(
+        plan,
+        result=Pattern.trusted(whole.spaces, whole.index[first:last], whole.norms[first:last]),
+        work=Sum(work.reduction, work.kept, work.summed, ptr, source, _even_tasks(elements), elements),
+        flops=int(elements.sum()) if work.summed else 0,
+        runs=[],
     )
 
 

@@ -129,20 +129,27 @@ def make_sides(
     expansions: tuple[Expansion, Expansion],
     spaces: tuple[Sequence[Space], Sequence[Space]],
     modes: tuple[Modes, Modes],
-) -> tuple[Side, Side, Ints]:
-    """Order both operands' blocks, without those that meet no block of the other; and the k tiles' lengths."""
+    tiles: Numbering | None = None,
+) -> tuple[Side, Side, Numbering, Ints]:
+    """Order both operands' blocks, without those that meet no block of the other.
+
+    Returns
+    -------
+    tuple
+        Rows, columns, the numbering of the k tiles (the one given, if any) and the length of each.
+    """
     keys = [
         keys_of(expansion, own, mode.batch + mode.inner)
         for expansion, own, mode in zip(expansions, spaces, modes, strict=True)
     ]
     common = modes[0].batch + modes[0].inner
     inner_spaces = [spaces[0][d] for d in common]
-    tiles = Numbering.of(inner_spaces, keys)
+    tiles = Numbering.of(inner_spaces, keys) if tiles is None else tiles
     lengths = tiles.sizes(inner_spaces, range(len(modes[0].batch), len(common)))
     numbers = [tiles.numbers(k) for k in keys]
     meets = shared_keys(numbers[0], numbers[1], tiles.size)
     left, right = (_make_side(expansions[i], spaces[i], modes[i], numbers[i], lengths, meets) for i in range(2))
-    return left, right, lengths
+    return left, right, tiles, lengths
 
 
 def _make_side(

@@ -11,7 +11,7 @@ import numpy as np
 from tilewise.errors import InputError
 from tilewise.expressions import Expression, Reduction, find_order, lower_pair, lower_single
 from tilewise.patterns import Pattern, without_symmetry
-from tilewise.plans.inspector import inspect_product
+from tilewise.plans.inspector import inspect_product, reinspect
 from tilewise.plans.plan import Plan, Sum
 from tilewise.plans.program import Step
 from tilewise.plans.propagation import product_error, reduced_error
@@ -139,16 +139,20 @@ def check_errors(bound: float, tol: float | None) -> None:
         )
 
 
-def retyped(plan: Plan, dtype: np.dtype[np.generic]) -> Plan:
-    """The same step worked out for another element type; runs are still noted with the plan given."""
-    first, last = plan.operands[0].pattern, plan.operands[-1].pattern
+def reinspected(plan: Plan, dtype: np.dtype[np.generic], *, on_devices: bool = False) -> Plan:
+    """The same step worked out for another element type or for devices; runs are still noted with the plan given."""
     if isinstance(plan.work, Sum):
-        made = inspect_reduction(plan.work.reduction, first, dtype, workers=plan.workers)
+        made = inspect_reduction(plan.work.reduction, plan.operands[0].pattern, dtype, workers=plan.workers)
     else:
-        # A little more room than was used: no block may appear that the plan does not have.
-        room = None if plan.tolerance is None else min(plan.tolerance, plan.dropped_bound * (1 + 1e-8))
-        made = inspect_product(plan.work.contraction, first, last, dtype, tolerance=room, workers=plan.workers)
-    return replace(made, tolerance=plan.tolerance, runs=plan.runs, machine=plan.machine)
+        made = reinspect(plan, dtype, on_devices=on_devices)
+    return replace(
+        made,
+        tolerance=plan.tolerance,
+        runs=plan.runs,
+        budget=plan.budget,
+        scratch=plan.scratch,
+        machine=plan.machine,
+    )
 
 
 def _order(expression: Expression, patterns: Sequence[Pattern]) -> list[Pair]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ from tilewise.plans.cells import Cells, Strips
 from tilewise.plans.sides import Modes, Numbering, Side
 
 Ints = npt.NDArray[np.int64]
+Kernel = Literal["packed", "gemm", "loops", "device", "reduction"]
+"""What runs a plan: a compiled loop, or devices."""
 
 
 def freeze(value: Any) -> None:
@@ -22,7 +24,7 @@ def freeze(value: Any) -> None:
         entry = getattr(value, name)
         if isinstance(entry, np.ndarray):
             entry.setflags(write=False)
-        elif isinstance(entry, (Side, Strips, Cells, Numbering)):
+        elif isinstance(entry, (Side, Strips, Cells, Numbering, Choices)):
             freeze(entry)
 
 
@@ -37,13 +39,41 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class Choices:
+    """What settles the bits of a product, chosen once from the whole patterns.
+
+    A part of the product that is planned by itself, because a budget cuts the whole, takes them over.
+    """
+
+    swapped: bool
+    """Whether the rows of the product come from the right operand."""
+    kernel: Kernel
+    """The compiled loop."""
+    drop: float
+    """Products whose norm bound is not above it are left out; negative keeps all."""
+    tiles: Numbering
+    """The k tiles."""
+    segment: Ints
+    """Segment of each k tile: terms of different segments are never summed in registers together."""
+    gemm_strip: int
+    """Rows and columns of a cell that goes to BLAS."""
+    pieces: int
+    """Pieces that the segments are cut into, each summed from zero and then added up in order."""
+
+    @property
+    def segments(self) -> int:
+        """Number of segments."""
+        return int(self.segment[-1]) + 1 if len(self.segment) else 0
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """The work of a product of two operands."""
 
     contraction: Contraction
     """The index groups."""
-    swapped: bool
-    """Whether the rows of the product come from the right operand."""
+    choices: Choices
+    """What settles the bits of the result."""
     rows: Side
     """The operand that gives the rows, ordered by panel."""
     cols: Side
@@ -57,8 +87,8 @@ class Product:
     cells: Cells
     """What is computed, in order."""
     terms: npt.NDArray[np.int32]
-    """Packed: start in the row panel, start in the column panel, length, in reals.
-    Otherwise: row block, column block, length in elements of k."""
+    """Packed: start in the row panel, start in the column panel, length, in reals, and mark (see `joins.Joined`).
+    Otherwise: row block, column block, length in elements of k, mark."""
     products: int
     """Block products that are done."""
     screened_products: int
@@ -66,6 +96,11 @@ class Product:
 
     def __post_init__(self) -> None:
         freeze(self)
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the rows of the product come from the right operand."""
+        return self.choices.swapped
 
 
 @dataclass(frozen=True, slots=True)

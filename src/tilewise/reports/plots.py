@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -13,6 +16,14 @@ from tilewise.tensors.html import composite_edges, composite_tiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+Points = Sequence[tuple[float, float]]
+Logarithmic = Literal["", "x", "y", "xy"]
+
+MARKERS = "osD^vP"
+"""Series are told apart without colours too."""
+MOST_TICKS = 12
+"""There is room for so many on an axis."""
 
 
 def plot_pattern(item: Pattern | BlockTensor, ax: Axes | None = None) -> Axes:
@@ -53,6 +64,116 @@ def plot_pattern(item: Pattern | BlockTensor, ax: Axes | None = None) -> Axes:
     return axes
 
 
+def plot_series(
+    series: Mapping[str, Points],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    log: Logarithmic = "",
+    marks: Mapping[str, float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw measured figures as lines through their points.
+
+    Parameters
+    ----------
+    series : mapping of str to sequence of (float, float)
+        The points (x, y) of each line, by what the legend calls it; they are joined in the order of x.
+    xlabel, ylabel : str
+        What the axes show, with the unit.
+    title : str
+        Stands above.
+    log : str
+        Axes that are logarithmic: ``"x"``, ``"y"`` or ``"xy"``.  Their coordinates are positive.
+    marks : mapping of str to float, optional
+        Values of x that get a dashed vertical line, such as a capacity, by what the legend calls them.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Where it was drawn.
+
+    Examples
+    --------
+    >>> from tilewise.reports.plots import plot_series
+    >>> rates = {"1 queue": [(32, 4.1), (64, 9.8)], "2 queues": [(32, 5.0), (64, 17.2)]}
+    >>> axes = plot_series(rates, xlabel="tile size", ylabel="GF/s", log="x")
+    >>> [line.get_label() for line in axes.lines]
+    ['1 queue', '2 queues']
+    """
+    if log not in get_args(Logarithmic):
+        raise InputError(f"log={log!r} names no axes. Expected '', 'x', 'y' or 'xy'. Correct it.")
+    axes = _new_axes() if ax is None else ax
+    for (label, points), marker in zip(series.items(), cycle(MARKERS), strict=False):
+        axes.plot(*np.array(sorted(points), float).reshape(-1, 2).T, marker=marker, markersize=5, label=label)
+    for label, x in (marks or {}).items():
+        axes.axvline(x, color="0.5", linestyle="--", linewidth=1.2, label=label)
+    _scale(axes, series, log)
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.grid(color="0.92")
+    if axes.lines:
+        axes.legend(frameon=False)
+    return axes
+
+
+def _scale(axes: Axes, series: Mapping[str, Points], log: Logarithmic) -> None:
+    """Linear axes that are never negative begin at zero; a logarithmic x axis has ticks at points, as there is room."""
+    points = [point for own in series.values() for point in own]
+    for number, name in enumerate("xy"):
+        if name in log:
+            axes.set(**{f"{name}scale": "log"})
+        elif all(point[number] >= 0 for point in points):
+            axes.set(**{f"{name}lim": (0, None)})
+    if "x" in log and points:
+        places = _apart(sorted({x for x, _ in points}))
+        axes.set_xticks(places, [f"{x:g}" for x in places])
+        axes.set_xticks([], minor=True)
+
+
+def _apart(places: Sequence[float]) -> list[float]:
+    """Those of some sorted positive numbers whose labels do not touch on a logarithmic axis."""
+    kept = [places[0]]
+    for place in places[1:]:
+        if MOST_TICKS * np.log(place / kept[-1]) >= np.log(places[-1] / places[0]):
+            kept.append(place)
+    return kept
+
+
+def save_plot(ax: Axes, path: Path | str) -> tuple[Path, Path]:
+    """Write the figure that axes belong to as PNG and as SVG.
+
+    Parameters
+    ----------
+    ax : matplotlib.axes.Axes
+        Part of the figure.
+    path : Path or str
+        Where to, without an ending; missing folders are made.
+
+    Returns
+    -------
+    tuple of Path
+        Both files, the PNG first.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from tilewise.reports.plots import plot_series, save_plot
+    >>> axes = plot_series({"moved": [(1, 2), (2, 5)]}, xlabel="size, MB", ylabel="moved, MB")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [path.name for path in save_plot(axes, folder + "/moved")]
+    ['moved.png', 'moved.svg']
+    """
+    stem, figure = Path(path), ax.figure.figure  # of axes in a subfigure, the whole figure
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    written = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
+    figure.savefig(written[0], dpi=150, bbox_inches="tight")
+    figure.savefig(written[1], bbox_inches="tight")
+    return written
+
+
 def _new_axes() -> Axes:
     try:
         from matplotlib import pyplot
@@ -64,7 +185,7 @@ def _new_axes() -> Axes:
 
 def _missing() -> MissingPackageError:
     return MissingPackageError(
-        "Matplotlib is not installed. It is needed to draw patterns. Install it with `pip install tilewise[plot]`."
+        "Matplotlib is not installed. It is needed to draw pictures. Install it with `pip install tilewise[plot]`."
     )
 
 

@@ -183,6 +183,27 @@ class Space:
         space._assign(plain.sizes, plain.name, dict.fromkeys(LABELS), order)
         return space
 
+    @classmethod
+    def reordered(cls, space: Space, order: npt.ArrayLike | None) -> Space:
+        """The space with an element permutation that a clustering found; None is the identity."""
+        if order is None:
+            return space
+        given = parse_integers(order, "The element order of a space", "Pass a permutation of the elements.")
+        if given.shape != (space.size,) or not np.array_equal(np.sort(given), np.arange(space.size)):
+            raise InputError(
+                f"The element order given has {given.size} entries that are no permutation of {space.size} elements. "
+                "Expected each element once. Pass the order of the space it was saved from."
+            )
+        made = object.__new__(cls)
+        labels = {kind: getattr(space, kind) for kind in LABELS}
+        made._assign(space.sizes, space.name, labels, np.array(given, np.int64))
+        return made
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether `order` is something else than the identity."""
+        return self._order is not None
+
     @property
     def ntiles(self) -> int:
         """Number of tiles."""

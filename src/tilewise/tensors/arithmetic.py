@@ -19,7 +19,7 @@ from tilewise.plans.propagation import scaled_error
 from tilewise.spaces.differences import modes_text
 from tilewise.tensors.protocol import Scalar
 from tilewise.tensors.scalars import parse_bound, parse_factor
-from tilewise.tensors.storage import Arena, block_norms, data_dtype
+from tilewise.tensors.storage import Arena, block_norms, block_offsets, data_dtype
 from tilewise.tensors.tensor import BlockTensor
 
 Array = npt.NDArray[Any]
@@ -28,6 +28,7 @@ Array = npt.NDArray[Any]
 def combined(left: BlockTensor, right: BlockTensor, factor: Scalar) -> BlockTensor:
     """``left + factor * right``; blocks of either are stored."""
     _check_same_spaces(left, right)
+    left, right = left.loaded(), right.loaded()
     dtype = np.result_type(left.dtype, right.dtype)
     bound = left.error_bound + scaled_error(abs(factor), right.error_bound)
     if left.symmetry == right.symmetry and np.array_equal(left.pattern.index, right.pattern.index):
@@ -81,6 +82,7 @@ def _with_norms(
 
 def scaled_tensor(tensor: BlockTensor, factor: Scalar) -> BlockTensor:
     """A multiple of a tensor."""
+    tensor = tensor.loaded()
     kind = _scaled_dtype(tensor.dtype, factor)
     number = parse_factor("factor", factor, kind)
     data = tensor.arena.data * kind.type(number)
@@ -130,7 +132,7 @@ def mapped(
     dtype = data_dtype(np.result_type(*{a.dtype for a in arrays})) if arrays else tensor.dtype
     data = np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
     bound = scaled_error(math.inf if growth is None else growth, tensor.error_bound)
-    return _with_norms(tensor, data, tensor.arena.offsets, tensor.pattern, bound)
+    return _with_norms(tensor, data, block_offsets(tensor.pattern), tensor.pattern, bound)
 
 
 def parse_axes(axes: Sequence[Any], ndim: int) -> tuple[int, ...]:

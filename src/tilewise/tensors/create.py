@@ -16,7 +16,7 @@ from tilewise.spaces import Space
 from tilewise.spaces.integers import parse_integer
 from tilewise.tensors.protocol import Engine
 from tilewise.tensors.scalars import parse_bound
-from tilewise.tensors.storage import Arena, block_norms, data_dtype, frobenius_norm, parse_dtype
+from tilewise.tensors.storage import Arena, block_norms, block_offsets, data_dtype, frobenius_norm, parse_dtype
 from tilewise.tensors.tensor import BlockTensor
 
 Array = npt.NDArray[Any]
@@ -169,7 +169,7 @@ def join_blocks(
     end = 0
     for index, shape in zip(pattern.index.tolist(), pattern.block_shapes.tolist(), strict=True):
         value = arrays[tuple(index)]
-        _check_block(value, tuple(index), tuple(shape), pattern.symmetry)
+        check_block(value, tuple(index), tuple(shape), pattern.symmetry)
         begin, end = end, end + math.prod(shape)
         data[begin:end] = value.ravel()
     return _finish(pattern, data, engine)
@@ -186,7 +186,8 @@ def _parse_key(key: object, ndim: int) -> tuple[int, ...]:
     return tuple(parse_integer(tile, f"A tile of block index {key!r}", "Count tiles from 0.") for tile in tiles)
 
 
-def _check_block(value: Array, index: tuple[int, ...], shape: tuple[int, ...], symmetry: Symmetry | None) -> None:
+def check_block(value: Array, index: tuple[int, ...], shape: tuple[int, ...], symmetry: Symmetry | None) -> None:
+    """Raise unless an array can be that block of a tensor."""
     if value.shape != shape:
         raise InputError(
             f"Block {index} has shape {value.shape}. Expected {shape}, the sizes of its tiles. Check the block, or its "
@@ -199,7 +200,7 @@ def _check_block(value: Array, index: tuple[int, ...], shape: tuple[int, ...], s
 
 
 def _finish(pattern: Pattern, data: Array, engine: Engine) -> BlockTensor:
-    arena = Arena(data, np.cumsum(pattern.block_sizes) - pattern.block_sizes)
+    arena = Arena(data, block_offsets(pattern))
     tensor = BlockTensor(pattern, arena, engine)
     tensor.replace_norms(block_norms(data, arena.offsets))
     return tensor

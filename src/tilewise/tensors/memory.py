@@ -12,6 +12,8 @@ import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,17 @@ class Memory:
         array = np.frombuffer(piece, dtype, count)
         weakref.finalize(array, self._give_back, piece).atexit = False
         return array
+
+    @contextmanager
+    def keeping(self, limit: int) -> Iterator[None]:
+        """Keep at most that many bytes during a ``with`` block: those that a budget leaves."""
+        before, self.limit = self.limit, min(self.limit, max(limit, 0))
+        try:
+            with self._lock:
+                self._sort_in()
+            yield
+        finally:
+            self.limit = before
 
     def clear(self) -> None:
         """Return everything that is kept to the system."""

@@ -23,6 +23,9 @@ class Engine(Protocol):
     def workers(self) -> int:
         """How many workers share a plan."""
 
+    def prepare(self, plan: Plan) -> Plan:
+        """The plan as this engine runs it."""
+
     def run(
         self,
         plan: Plan,

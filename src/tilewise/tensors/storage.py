@@ -1,9 +1,13 @@
-"""Where the elements of a tensor lie: blocks one after the other in one array."""
+"""Where the elements of a tensor lie: in memory, one block after the other in one array, or with a maker of blocks.
+
+A tensor whose elements are not in memory has a storage that reads a block when it is asked for one: a
+generator (`tilewise.tensors.generated`) or a file (`tilewise.tensors.files`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +32,21 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
+class Storage(Protocol):
+    """What holds or makes the elements of a tensor's stored blocks."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several threads may read at once."""
+
+    def read(self, row: int, out: Array) -> None:
+        """Write the elements of a stored block to a one-dimensional array, perhaps of another element type."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arena:
     """The blocks of a pattern in its order, each C-contiguous, without gaps."""
@@ -37,14 +56,34 @@ class Arena:
     offsets: Ints
     """First element of each block."""
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self.data.dtype
+
+    @property
+    def parallel(self) -> bool:
+        """Any number of threads may read."""
+        return True
+
+    def read(self, row: int, out: Array) -> None:
+        """Copy the elements of a block."""
+        begin = self.offsets[row]
+        out[...] = self.data[begin : begin + len(out)]
+
     @classmethod
     def allocate(cls, pattern: Pattern, dtype: npt.DTypeLike, *, zero: bool) -> Arena:
         """Storage for a pattern's blocks; `zero=False` leaves them uninitialised."""
-        sizes = pattern.block_sizes
-        offsets = np.cumsum(sizes) - sizes
-        offsets.flags.writeable = False
         make = np.zeros if zero else np.empty
-        return cls(make(pattern.nnz_elements, dtype), offsets)
+        return cls(make(pattern.nnz_elements, dtype), block_offsets(pattern))
+
+
+def block_offsets(pattern: Pattern) -> Ints:
+    """First element of each block of a pattern whose blocks lie one after the other."""
+    sizes = pattern.block_sizes
+    offsets = np.cumsum(sizes) - sizes
+    offsets.flags.writeable = False
+    return offsets
 
 
 def data_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

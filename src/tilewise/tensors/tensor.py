@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from tilewise.spaces import Space
 from tilewise.spaces.integers import parse_integer
 from tilewise.tensors.protocol import Engine, Scalar
 from tilewise.tensors.scalars import NUMBERS
-from tilewise.tensors.storage import Arena, block_norms, frobenius_norms, parse_dtype
+from tilewise.tensors.storage import Arena, Storage, block_norms, frobenius_norm, frobenius_norms, parse_dtype
 
 Array = npt.NDArray[Any]
 
@@ -23,7 +24,9 @@ Array = npt.NDArray[Any]
 class BlockTensor:
     """A block-sparse tensor: the non-zero blocks of a pattern, stored dense.
 
-    Made by `zeros`, `random`, `from_dense`, `from_blocks` and by `einsum`, not by hand.
+    Made by `zeros`, `random`, `from_dense`, `from_blocks` and by `einsum`, not by hand.  The elements of a tensor
+    made by `from_function` or opened with `load` are not in memory: a contraction brings what it needs, when it
+    needs it, and `copy` brings everything.
 
     Examples
     --------
@@ -34,12 +37,12 @@ class BlockTensor:
     (1, [[1.0, 0.0], [0.0, 2.0]])
     """
 
-    __slots__ = ("_pattern", "arena", "engine", "error_bound")
+    __slots__ = ("_pattern", "engine", "error_bound", "storage")
     __array_ufunc__ = None
 
-    def __init__(self, pattern: Pattern, arena: Arena, engine: Engine, error_bound: float = 0.0) -> None:
+    def __init__(self, pattern: Pattern, storage: Storage, engine: Engine, error_bound: float = 0.0) -> None:
         self._pattern = pattern
-        self.arena = arena
+        self.storage = storage
         self.engine = engine
         self.error_bound = error_bound
 
@@ -47,6 +50,21 @@ class BlockTensor:
     def pattern(self) -> Pattern:
         """Which blocks are stored, and a bound on the norm of each."""
         return self._pattern
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the elements are in memory, not made on demand or read from a file."""
+        return isinstance(self.storage, Arena)
+
+    @property
+    def arena(self) -> Arena:
+        """The elements of a tensor that is in memory."""
+        if not isinstance(self.storage, Arena):
+            raise TilewiseError(
+                "The elements of this tensor are not in memory. Expected a tensor whose are. Bring them there with "
+                "copy()."
+            )
+        return self.storage
 
     @property
     def spaces(self) -> tuple[Space, ...]:
@@ -71,12 +89,12 @@ class BlockTensor:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Element type."""
-        return self.arena.data.dtype
+        return self.storage.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the stored elements."""
-        return self.arena.data.nbytes
+        """Bytes of the stored elements, or of those that would be made on demand."""
+        return self._pattern.nbytes(self.dtype)
 
     @property
     def density(self) -> float:
@@ -86,6 +104,8 @@ class BlockTensor:
     def check(self) -> None:
         """Raise if storage and pattern do not fit together, or a norm is below the truth."""
         self._pattern.check()
+        if not self.in_memory:
+            return  # each block is checked when it is read
         expected = Arena.allocate(self._pattern, self.dtype, zero=False)
         if len(self.arena.data) != len(expected.data) or not np.array_equal(self.arena.offsets, expected.offsets):
             raise TilewiseError("The arena does not hold the pattern's blocks one after the other. Correct its maker.")
@@ -96,9 +116,15 @@ class BlockTensor:
             raise TilewiseError(f"The norm bound of block {block} is below its norm. Correct its maker.")
 
     def _view(self, row: int) -> Array:
-        begin = self.arena.offsets[row]
+        """A stored block: a view of what is in memory, or a copy of what is not."""
         shape = self._pattern.block_shapes[row]
-        return self.arena.data[begin : begin + math.prod(shape.tolist())].reshape(shape)
+        size = math.prod(shape.tolist())
+        if isinstance(self.storage, Arena):
+            begin = self.storage.offsets[row]
+            return self.storage.data[begin : begin + size].reshape(shape)
+        values = np.empty(size, self.dtype)
+        self.storage.read(row, values)
+        return values.reshape(shape)
 
     def block(self, index: Sequence[int]) -> Array:
         """A copy of one block; zeros where the block is zero.
@@ -160,7 +186,7 @@ class BlockTensor:
                 f"item() of a tensor with {self.ndim} modes. Only a scalar tensor is one number. "
                 "Contract all modes first, or use block()."
             )
-        return self.arena.data[0].item() if len(self.arena.data) else self.dtype.type(0).item()
+        return self._view(0).item() if self._pattern.nnz_blocks else self.dtype.type(0).item()
 
     def __float__(self) -> float:
         return float(self.item())
@@ -176,7 +202,10 @@ class BlockTensor:
 
     def norm(self) -> float:
         """The Frobenius norm."""
-        norms = frobenius_norms(self.arena.data, self.arena.offsets)
+        if isinstance(self.storage, Arena):
+            norms = frobenius_norms(self.storage.data, self.storage.offsets)
+        else:
+            norms = np.array([frobenius_norm(self._view(row)) for row in range(self._pattern.nnz_blocks)])
         largest = float(norms.max(initial=0.0))
         if largest in (0.0, math.inf):
             return largest
@@ -187,12 +216,27 @@ class BlockTensor:
         return largest * math.sqrt(float(squares.sum()))
 
     def copy(self) -> BlockTensor:
-        """A tensor of its own with the same elements."""
-        return self._like(self.arena.data.copy())
+        """A tensor of its own with the same elements, in memory."""
+        if self.in_memory:
+            return self._like(self.arena.data.copy())
+        arena = Arena.allocate(self._pattern, self.dtype, zero=False)
+        for row, (begin, size) in enumerate(zip(arena.offsets, self._pattern.block_sizes, strict=True)):
+            self.storage.read(row, arena.data[begin : begin + size])
+        made = BlockTensor(self._pattern, arena, self.engine, self.error_bound)
+        made.replace_norms(block_norms(arena.data, arena.offsets))
+        return made
+
+    def loaded(self) -> BlockTensor:
+        """The tensor itself if it is in memory, else a copy that is."""
+        return self if self.in_memory else self.copy()
 
     def conj(self) -> BlockTensor:
         """The complex conjugate (a copy if real)."""
-        return self._like(np.conj(self.arena.data) if self.dtype.kind == "c" else self.arena.data.copy())
+        if self.dtype.kind != "c" or not self.in_memory:
+            copied = self.copy()
+            np.conj(copied.arena.data, out=copied.arena.data)
+            return copied
+        return self._like(np.conj(self.arena.data))
 
     def astype(self, dtype: npt.DTypeLike) -> BlockTensor:
         """The tensor with another element type.
@@ -205,6 +249,8 @@ class BlockTensor:
                 f"astype({kind.name}) would drop the imaginary parts of a {self.dtype.name} tensor. A complex type is "
                 "expected. Take the real part with map(lambda block, at: block.real)."
             )
+        if not self.in_memory:
+            return self.copy().astype(kind)
         with np.errstate(over="ignore"):
             data = self.arena.data.astype(kind)
         if np.finfo(kind).eps <= np.finfo(self.dtype).eps:
@@ -251,6 +297,25 @@ class BlockTensor:
         from tilewise.tensors.arithmetic import mapped
 
         return mapped(self, function, growth)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tensor to a file that `tilewise.load` reads.
+
+        The file is HDF5 with checksums. It appears whole or not at all: until the last byte is on the disk, what
+        the path held before stays as it was.
+
+        Examples
+        --------
+        >>> import tempfile, tilewise as tw
+        >>> i = tw.Space([2, 3], name="i")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tw.random((i, i)).save(f"{folder}/t.h5")
+        ...     tw.load(f"{folder}/t.h5").shape
+        (5, 5)
+        """
+        from tilewise.tensors.files import save_tensor
+
+        save_tensor(self, path)
 
     def transpose(self, *axes: int) -> BlockTensor:
         """The tensor with its modes in another order; without axes they are reversed."""

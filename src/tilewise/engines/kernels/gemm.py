@@ -150,7 +150,7 @@ def gemm_cells(
             for term in range(cells.begin[cell], cells.end[cell]):
                 if stop[0] != 0:
                     break
-                left, right, k = cells.terms[term]
+                left, right, k, _ = cells.terms[term]
                 beta = sample if fresh and term == cells.begin[cell] else sample + 1
                 lda, a_turned = _matrix(rows, left, row_tables)
                 ldb, b_turned = _matrix(cols, right, col_tables)

@@ -39,7 +39,7 @@ def loop_cells(
             for term in range(cells.begin[cell], cells.end[cell]):
                 if stop[0] != 0:
                     break
-                left, right, _ = cells.terms[term]
+                left, right, _, _ = cells.terms[term]
                 look_up(rows, left, row_tables, 1)
                 look_up(cols, right, col_tables, 1)
                 tally[worker, 1] += 1

@@ -18,8 +18,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-SEGMENT_BYTES = 12
-"""A segment is three int32: start in the row panel, start in the column panel, length."""
+SEGMENT_BYTES = 16
+"""A segment is four int32: start in the row panel, start in the column panel, length, and a mark not read here."""
 
 INT64 = ir.IntType(64)
 INT32 = ir.IntType(32)

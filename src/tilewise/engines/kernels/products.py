@@ -1,7 +1,7 @@
 """The loop over the cells of a packed product: what a worker does between taking tasks.
 
 A *cell* is one strip of rows times one strip of columns of one result block; its terms are the k
-segments of the products that survived inspection.  The terms are summed in chunks of about
+segments of the products that survived inspection.  The terms are summed in chunks of up to
 ``CHUNK_DEPTH`` so that slivers stay in the near caches; the chunks of a cell start from zero and
 are added in order.  What is a chunk depends on the terms alone, so the bits of a result depend neither
 on the number of workers nor on who ran which cell.
@@ -122,7 +122,6 @@ def multiply_cells(
     tables: Any,
     tile: Any,
     fresh: bool,
-    chunk_depth: int,
     parts: int,
     squares: Any,
     tally: Any,
@@ -170,7 +169,6 @@ def multiply_cells(
                 tables,
                 tile,
                 fresh,
-                chunk_depth,
                 parts,
                 tally,
                 worker,
@@ -190,7 +188,6 @@ def _multiply_cell(
     tables: Any,
     tile: Any,
     fresh: bool,
-    chunk_depth: int,
     parts: int,
     tally: Any,
     worker: int,
@@ -204,7 +201,7 @@ def _multiply_cell(
         begin, store = cells.begin[cell], fresh
         while begin < cells.end[cell]:
             end, depth = begin + 1, cells.terms[begin, 2]
-            while end < cells.end[cell] and depth + cells.terms[end, 2] <= chunk_depth:
+            while end < cells.end[cell] and cells.terms[end, 3] == cells.terms[begin, 3]:
                 depth += cells.terms[end, 2]
                 end += 1
             _multiply_chunk(

@@ -1,0 +1,259 @@
+"""The device engine: products on devices with memory of their own, everything else on the workers of this computer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tilewise.engines.accounts import Account
+from tilewise.engines.blas import limit_blas
+from tilewise.engines.device.blocked import BlockedRun
+from tilewise.engines.device.cached import CachedRun
+from tilewise.engines.device.libraries import load_library
+from tilewise.engines.device.matrices import Sink, make_readers
+from tilewise.engines.device.memory import Device, Neighbours
+from tilewise.engines.streaming import phases_for, stream
+from tilewise.engines.targets import make_target, scale_target
+from tilewise.engines.threads import ThreadsEngine
+from tilewise.errors import InputError, MemoryBudgetError
+from tilewise.plans import Plan, Product
+from tilewise.plans.budget import parse_memory
+from tilewise.plans.devices import Blocked, Devices, block_bytes, list_products, plan_blocked
+from tilewise.plans.routing import HOST, Cached, Rates, plan_cached
+from tilewise.plans.steps import reinspected
+from tilewise.tensors import BlockTensor
+from tilewise.tensors.protocol import Scalar
+from tilewise.trace import Trace
+
+SCHEDULES = ("auto", "blocked", "cache")
+"""What ``schedule=`` takes."""
+
+
+class DeviceEngine:
+    """Runs products on devices.
+
+    Parameters
+    ----------
+    capacity : int or str
+        Memory of each device.
+    devices : int
+        How many there are.
+    library : str
+        What drives them: ``"cupy"`` or ``"torch"`` for CUDA devices; ``"numpy"`` and ``"array_api_strict"`` stand in
+        for a device, with memory of this computer that is filled by real copies, limited and metered.
+    queues : int
+        Products that each device computes at once.
+    bandwidth : float, optional
+        GB/s that transfers in each direction are slowed down to.
+    schedule : str
+        ``"blocked"``: holds and chunks, see `tilewise.plans.devices`; ``"cache"``: the memory of a device as a cache;
+        ``"auto"``: the first where the devices are large enough for it.
+    stationary : int, optional
+        Number of the operand of each product that is held; by default the one with which less crosses.
+    host_rate, device_rate : float, optional
+        GF/s of the workers of this computer and of each device.  With both, a plan without holds and chunks is shared
+        between them; by default everything goes to the devices.
+    workers : int, optional
+        Threads for what devices do not do; all cores this process may use by default.
+    """
+
+    name = "device"
+
+    def __init__(
+        self,
+        capacity: int | str,
+        *,
+        devices: int = 1,
+        library: str = "numpy",
+        queues: int = 2,
+        bandwidth: float | None = None,
+        schedule: str = "auto",
+        stationary: int | None = None,
+        host_rate: float | None = None,
+        device_rate: float | None = None,
+        workers: int | None = None,
+    ) -> None:
+        self.host = ThreadsEngine(workers)
+        self.memory = self.host.memory
+        self.library = load_library(library)
+        if stationary not in (None, 0, 1) or isinstance(stationary, bool):
+            raise InputError(
+                f"stationary={stationary!r} is no operand of a product. Expected 0, 1 or None. Correct it."
+            )
+        self.devices = Devices(
+            _count("devices", devices), parse_memory(capacity, "capacity"), _count("queues", queues), stationary
+        )
+        self.bandwidth = _rate("bandwidth", bandwidth)
+        if schedule not in SCHEDULES:
+            raise InputError(
+                f"schedule={schedule!r} is unknown. Expected one of {', '.join(SCHEDULES)}. Correct the name."
+            )
+        self.schedule = schedule
+        rates = _rate("host_rate", host_rate), _rate("device_rate", device_rate)
+        self.rates = Rates(rates[0] or 0.0 if rates[1] else 0.0, rates[1] or 1.0, self.bandwidth or 1.0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Devices cannot be copied: a tensor that comes from another process belongs to the engine in use here."""
+        return self.host.__reduce__()
+
+    @property
+    def workers(self) -> int:
+        """Threads of this computer."""
+        return self.host.workers
+
+    def prepare(self, plan: Plan) -> Plan:
+        """The plan with its products on the devices, cut to fit them."""
+        if not isinstance(plan.work, Product) or plan.kernel == "loops":
+            return plan
+        if plan.kernel != "device":
+            plan = reinspected(plan, plan.dtype, on_devices=True)
+        if plan.kernel == "device" and (plan.placement is None or plan.placement.devices != self.devices):
+            placement = self._place(plan)
+            plan = replace(plan, placement=placement, packed_bytes=self._host_bytes(plan, placement))
+        return plan
+
+    def _place(self, plan: Plan) -> Blocked | Cached:
+        """Holds and chunks where they fit, unless the memory of the devices is to be a cache."""
+        if self.schedule != "cache":
+            try:
+                return plan_blocked(plan, self.devices)
+            except MemoryBudgetError:
+                if self.schedule == "blocked":
+                    raise
+        return plan_cached(plan, self.devices, self.rates)
+
+    def _host_bytes(self, plan: Plan, placement: Blocked | Cached) -> int:
+        """Memory of this computer besides the result.
+
+        Blocks are permuted before they go and added after they came; what is shared with this computer is packed.
+        """
+        left, right, result = (int(sizes.max(initial=0)) for sizes in block_bytes(plan))
+        staging = self.devices.count * (2 * max(left, right) + 4 * result)
+        if isinstance(placement, Cached) and HOST in placement.place:
+            own = self.host.prepare(plan)
+            staging += own.packed_bytes + own.worker_bytes * self.workers
+        return staging
+
+    def run(
+        self,
+        plan: Plan,
+        operands: Sequence[BlockTensor],
+        *,
+        out: BlockTensor | None = None,
+        alpha: Scalar = 1,
+        beta: Scalar = 0,
+    ) -> BlockTensor:
+        """Run a plan; see `tilewise.tensors.Engine`."""
+        made = self.prepare(plan)
+        phases = phases_for(made, operands, out is not None)
+        if phases is None:
+            target, trace = self.run_resident(made, operands, out, alpha, beta, None)
+        else:
+            target, trace = stream(self, made, phases, operands, out, alpha, beta)
+        plan.runs.append(trace)
+        target.engine = self
+        return target
+
+    def run_resident(
+        self,
+        plan: Plan,
+        operands: Sequence[BlockTensor],
+        out: BlockTensor | None,
+        alpha: Scalar,
+        beta: Scalar,
+        account: Account | None,
+    ) -> tuple[BlockTensor, Trace]:
+        """Run a plan, or the part of one, whose operands are in memory."""
+        plan = self.prepare(plan)
+        if plan.kernel != "device":
+            return self.host.run_resident(plan, operands, out, alpha, beta, account)
+        assert isinstance(plan.work, Product)
+        begin = time.perf_counter()
+        target = make_target(self, self.memory, plan, out, account)
+        scale_target(target, beta)
+        factor = plan.dtype.type(alpha if plan.dtype.kind == "c" else complex(alpha).real)
+        sink = Sink(plan.result, plan.work.result, target, factor)
+        with ExitStack() as stack:
+            if account is not None:
+                stack.enter_context(account.holding(plan.packed_bytes, "Blocks on their way to a device and back"))
+            stack.enter_context(limit_blas())
+            devices = self._devices(stack)
+            run = self._compute(plan, plan.work, operands, devices, sink, alpha)
+            levels = tuple(device.level(_projected(plan, device)) for device in devices)
+        target.finish(sink.squares, beta)
+        return target.tensor, Trace(
+            label=plan.label,
+            seconds=time.perf_counter() - begin,
+            packing_seconds=0.0,
+            flops=run.tally.flops,
+            tasks=run.tally.updates,
+            calls=run.tally.products,
+            workers=self.devices.count,
+            buffer_bytes=target.tensor.nbytes + plan.packed_bytes,
+            library=f"{self.library.name} on {self.devices.count} devices",
+            levels=levels,
+        )
+
+    def _devices(self, stack: ExitStack) -> list[Device]:
+        """The devices, their queues running until the end of the stack."""
+        neighbours, made = Neighbours(), []
+        for number in range(self.devices.count):
+            made.append(
+                Device(number, self.library, self.devices.capacity, self.devices.queues, self.bandwidth, neighbours)
+            )
+            stack.callback(made[-1].close)
+        return made
+
+    def _compute(
+        self,
+        plan: Plan,
+        work: Product,
+        operands: Sequence[BlockTensor],
+        devices: Sequence[Device],
+        sink: Sink,
+        alpha: Scalar,
+    ) -> BlockedRun | CachedRun:
+        readers = make_readers(plan, work, operands)
+        run: BlockedRun | CachedRun
+        if isinstance(plan.placement, Blocked):
+            run = BlockedRun(plan, plan.placement, devices, readers, sink)
+        else:
+            assert plan.placement is not None
+            place = plan.placement.place
+
+            def beside() -> None:
+                if HOST in place:
+                    own = self.host.prepare(plan)
+                    squares, counts = self.host.add_blocks(own, operands, sink.target, alpha, place == HOST, None)
+                    sink.squares += squares
+                    run.tally.add(*counts.tolist())
+
+            run = CachedRun(plan, list_products(work), place, devices, readers, sink, beside)
+        run.run()
+        return run
+
+
+def _projected(plan: Plan, device: Device) -> int:
+    """Most bytes that a device would hold."""
+    if not isinstance(plan.placement, Blocked):
+        return device.account.budget
+    return max((hold.peak_bytes for hold in plan.placement.holds if hold.device == device.number), default=0)
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise InputError(f"{name}={value!r} is no number of {name}. Expected an integer >= 1. Correct it.")
+    return int(value)
+
+
+def _rate(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value < np.inf:
+        raise InputError(f"{name}={value!r} is no rate. Expected a positive number, or None. Correct it.")
+    return float(value)

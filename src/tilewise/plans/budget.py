@@ -1,0 +1,79 @@
+"""Memory budgets: what a user asks for, and what there is."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewise.errors import InputError
+from tilewise.machine import host_memory
+
+VARIABLE = "TILEWISE_MEMORY"
+"""Environment variable with the budget of calls that name none."""
+
+SHARE = 0.8
+"""Share of the free memory that a call may take by default."""
+
+UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{unit}": base ** (power + 1)
+    for power, prefix in enumerate("KMGTP")
+    for unit, base in (("B", 10**3), ("iB", 2**10))
+}
+"""Bytes of each unit: GB = 10^9, GiB = 2^30."""
+
+
+def parse_memory(memory: Any, option: str = "memory") -> int:
+    """Bytes of a budget: an integer, a string with a unit, or None for what the environment or the machine gives."""
+    if memory is None:
+        given = os.environ.get(VARIABLE)
+        return default_budget() if given is None else _parse(given, f"{VARIABLE}={given!r}")
+    return _parse(memory, f"{option}={memory!r:.40}")
+
+
+def _parse(memory: Any, what: str) -> int:
+    size = -1
+    if isinstance(memory, (int, np.integer)) and not isinstance(memory, bool):
+        size = int(memory)
+    elif isinstance(memory, str) and (found := re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", memory)):
+        unit = {name.lower(): bytes_ for name, bytes_ in UNITS.items()}.get(found[2].lower(), 0)
+        size = int(float(found[1]) * unit) if unit else -1
+    if size < 0:
+        raise InputError(
+            f"{what} is no amount of memory. Expected bytes as an integer, or a string such as '4GB' (10^9) or '4GiB' "
+            "(2^30). Correct it."
+        )
+    return size
+
+
+def default_budget() -> int:
+    """Most of the memory that this process could get now."""
+    return int(SHARE * free_memory())
+
+
+def free_memory() -> int:
+    """Bytes that the system or the container has left; half of all memory where it does not say."""
+    free = _host_free()
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            left = int(Path(limit).read_text()) - int(Path(used).read_text())
+        except (OSError, ValueError):
+            continue
+        free = min(free, max(left, 0))
+    return free
+
+
+def _host_free() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return host_memory() // 2 or 1 << 62

@@ -1,0 +1,89 @@
+"""Steps that keep to one budget together, intermediates that are alive included."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewise.errors import MemoryBudgetError
+from tilewise.machine import Machine
+from tilewise.plans.budget import VARIABLE, parse_memory
+from tilewise.plans.phases import Source, plan_phases
+from tilewise.plans.program import Step
+
+SMALL_BYTES = 256 << 20
+"""Where no budget was asked for, runs that add less than this are not compared with the free memory."""
+
+
+def within_budget(
+    steps: Sequence[Step], sources: Sequence[Source], memory: int | str | None, scratch: str | None
+) -> tuple[Step, ...]:
+    """Steps that keep to a budget together, intermediates that are alive included.
+
+    Steps whose operands are in memory stay as they are where no budget was asked for and they are small.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        The steps as planned without a budget.
+    sources : sequence of Source
+        The operands of the whole expression.
+    memory : int, str or None
+        The budget as the user gave it.
+    scratch : str, optional
+        Folder for results that do not fit.
+    """
+    asked = memory is not None or VARIABLE in os.environ
+    everything = all(source.resident for source in sources)
+    if not asked and everything and sum(step.plan.peak_bytes for step in steps) < SMALL_BYTES:
+        return tuple(steps)
+    budget = parse_memory(memory)
+    if not asked and everything and sum(step.plan.peak_bytes for step in steps) <= budget:
+        return tuple(steps)
+    rate = Machine.measured().copy_rate
+    try:
+        return _fit_steps(steps, sources, budget, rate, asked, scratch)
+    except MemoryBudgetError as error:
+        least, first = error.least_bytes, error
+    while True:  # what the first step that does not fit needs may not be enough for a later one
+        try:
+            _fit_steps(steps, sources, least, rate, asked, scratch)
+        except MemoryBudgetError as error:
+            least = error.least_bytes
+        else:
+            beside = (
+                "" if len(steps) == 1 else f" With what other steps hold and need, {least} bytes do for all of them."
+            )
+            raise MemoryBudgetError(f"{first}{beside}", budget, least)
+
+
+def _fit_steps(
+    steps: Sequence[Step],
+    sources: Sequence[Source],
+    budget: int,
+    copy_rate: float,
+    asked: bool,
+    scratch: str | None,
+) -> tuple[Step, ...]:
+    """Steps that keep to a budget, or the error of the first one that cannot."""
+    known = dict(enumerate(sources))
+    alive: dict[int, int] = {}
+    made = []
+    for step in steps:
+        own = tuple(known[number] for number in step.inputs)
+        held = sum(alive.values())
+        plan = step.plan
+        if asked or plan.peak_bytes > budget - held or not all(source.resident for source in own):
+            try:
+                phases = plan_phases(plan, own, budget - held, copy_rate)
+            except MemoryBudgetError as error:
+                raise MemoryBudgetError(str(error), budget, error.least_bytes + held) from None
+            plan = replace(plan, budget=budget - held, phases=phases, scratch=scratch)
+        made.append(replace(step, plan=plan))
+        spills = plan.phases is not None and plan.phases.spills
+        known[step.result] = Source(resident=not spills)
+        alive[step.result] = plan.kept_bytes
+        for number in step.frees:
+            alive.pop(number, None)
+    return tuple(made)

@@ -1,0 +1,116 @@
+"""Files that appear whole or not at all, whatever happens while they are written.
+
+A *draft* is written under a name of its own in the folder of the file it will become, then synced and renamed.
+Its maker holds a lock on it, which the system lets go when the process dies: a draft that can be locked was
+left by a killed job, and the next one that writes to the folder removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tilewise.errors import InputError, StorageError
+
+fcntl: Any = None  # not on Windows, where drafts of killed jobs stay until someone removes them
+with suppress(ImportError):
+    fcntl = importlib.import_module("fcntl")
+
+SUFFIX = ".tilewise-draft"
+"""How the names of drafts end."""
+
+
+def parse_path(path: str | os.PathLike[str]) -> Path:
+    """A path as a user gives it."""
+    try:
+        return Path(path).expanduser()
+    except TypeError:
+        raise InputError(f"{path!r:.60} is no path. Expected a string or a pathlib.Path. Pass one.") from None
+
+
+@contextmanager
+def draft(path: Path) -> Iterator[int]:
+    """A file descriptor for what `path` will hold once the block ends without an error.
+
+    Errors of the system become a `StorageError`; then, as after any other exception, the draft is gone and `path` is
+    what it was.
+    """
+    target = path.resolve()
+    if target.is_dir():
+        raise StorageError(f"{path} is a folder. Expected the name of a file. Add one.")
+    try:
+        remove_leftovers(target.parent)
+        name, handle = _open(target)
+    except OSError as error:
+        raise _explained(error, path) from error
+    try:
+        yield handle
+        os.fsync(handle)
+        os.replace(name, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise _explained(error, path) from error
+    finally:
+        os.close(handle)
+        with suppress(OSError):
+            os.unlink(name)
+
+
+def _open(target: Path) -> tuple[Path, int]:
+    """Make a draft and lock it."""
+    while True:
+        name = target.with_name(f".{target.name}.{secrets.token_hex(6)}{SUFFIX}")
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+        if fcntl is None:
+            return name, handle
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):  # another job found it before it was locked
+            if os.stat(name).st_ino == os.fstat(handle).st_ino:
+                return name, handle
+        os.close(handle)
+
+
+def remove_leftovers(folder: Path) -> list[Path]:
+    """Remove the drafts that killed jobs left in a folder, and return their names."""
+    removed = []
+    for name in folder.glob(f".*{SUFFIX}") if fcntl is not None else ():
+        with suppress(OSError):
+            handle = os.open(name, os.O_RDWR)
+            try:
+                if stat.S_ISREG(os.fstat(handle).st_mode):
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(name)
+                    removed.append(name)
+            finally:
+                os.close(handle)
+    return removed
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last."""
+    with suppress(OSError):  # some file systems cannot
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _explained(error: OSError, path: Path) -> StorageError:
+    if isinstance(error, StorageError):
+        return error
+    why = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "Free space, or write to another disk."
+    elif error.errno in (errno.ENOENT, errno.ENOTDIR):
+        remedy = "Make the folder first."
+    else:
+        remedy = "Check the path and its permissions."
+    return StorageError(f"{path} cannot be written: {why}. What was there is unchanged. {remedy}")

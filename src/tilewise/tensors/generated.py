@@ -1,0 +1,114 @@
+"""Blocks made on demand by a function of the user."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import GeneratorError, InputError
+from tilewise.patterns import Pattern
+from tilewise.plans.propagation import NORM_LENIENCE
+from tilewise.tensors.create import check_block
+from tilewise.tensors.protocol import Engine
+from tilewise.tensors.storage import data_dtype, frobenius_norm, parse_dtype
+from tilewise.tensors.tensor import BlockTensor
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Maker = Callable[[tuple[int, ...]], npt.ArrayLike]
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A storage that calls a function for each block it is asked for, and keeps none."""
+
+    pattern: Pattern
+    """The blocks there are; their norm bounds are promises of the function."""
+    function: Maker
+    """Makes a block of its index."""
+    dtype: np.dtype[Any]
+    """Element type."""
+    parallel: bool
+    """Whether several threads may call the function at once."""
+    seconds: Floats
+    """What making each block is said to cost; zero if nothing was said."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held during a call of a function that is not thread safe."""
+
+    def read(self, row: int, out: Array) -> None:
+        """Make a block."""
+        index = tuple(self.pattern.index[row].tolist())
+        if self.parallel:
+            value = self._make(index)
+        else:
+            with self.lock:
+                value = self._make(index)
+        self._check(row, index, value)
+        out[...] = value.ravel()
+
+    def _make(self, index: tuple[int, ...]) -> Array:
+        try:
+            return np.asarray(self.function(index))
+        except Exception as error:
+            raise GeneratorError(
+                f"The function given to from_function raised {type(error).__name__} for block {index}: {error}. "
+                "Expected an array with the block's elements. Correct the function; the error above says where."
+            ) from error
+
+    def _check(self, row: int, index: tuple[int, ...], value: Array) -> None:
+        """Raise unless the array is what was promised for this block."""
+        try:
+            kind = data_dtype(value.dtype)
+            check_block(value, index, tuple(self.pattern.block_shapes[row].tolist()), self.pattern.symmetry)
+        except InputError as error:
+            raise GeneratorError(
+                f"The function given to from_function made a block that cannot be used. {error}"
+            ) from None
+        if kind.kind == "c" and self.dtype.kind != "c":
+            raise GeneratorError(
+                f"The function given to from_function returned {kind.name} elements for block {index}. Expected "
+                f"{self.dtype.name}, as from_function was told. Pass dtype='{kind.name}' to it."
+            )
+        norm, bound = frobenius_norm(value.astype(kind, copy=False)), float(self.pattern.norms[row])
+        if norm > bound * (1 + NORM_LENIENCE):
+            raise GeneratorError(
+                f"The function given to from_function made block {index} with norm {norm:.6g}. The pattern promises at "
+                f"most {bound:.6g}, and products may have been dropped because of it. Correct the pattern's norms."
+            )
+
+
+def make_generated(
+    function: Maker,
+    pattern: Pattern,
+    dtype: npt.DTypeLike,
+    cost: float | Sequence[float] | Floats,
+    thread_safe: bool,
+    engine: Engine,
+) -> BlockTensor:
+    """A tensor whose blocks are made when they are needed."""
+    if not callable(function):
+        raise InputError(
+            f"from_function was given {function!r:.60}, which is no function. Expected make_block(block_index), which "
+            "returns the block as an array. Pass a function."
+        )
+    storage = Generated(pattern, function, parse_dtype(dtype), bool(thread_safe), parse_cost(cost, pattern))
+    return BlockTensor(pattern, storage, engine)
+
+
+def parse_cost(cost: Any, pattern: Pattern) -> Floats:
+    """Seconds for each block, from one number for all or one for each."""
+    try:
+        seconds = np.broadcast_to(np.asarray(cost, np.float64), pattern.nnz_blocks)
+    except (TypeError, ValueError):
+        seconds = np.full(1, np.nan)
+    if not (seconds >= 0).all() or not np.isfinite(seconds).all():
+        raise InputError(
+            f"cost={cost!r:.60} is no cost of {pattern.nnz_blocks} blocks. Expected seconds per block: one number >= "
+            "0, or one for each block in the order of pattern.index. Correct it."
+        )
+    return seconds
