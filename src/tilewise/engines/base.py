@@ -42,11 +42,6 @@ def make_engine(name: str, **options: Any) -> Engine:
             f"The {name} engine has no option {unknown[0]!r}. Expected {', '.join(f'{option}=' for option in known)}. "
             "Correct the option."
         )
-    if name == "device" and options.get("capacity") is None:
-        raise InputError(
-            "The device engine was not told how much memory a device has. Expected capacity=. Pass it, such as "
-            "tw.engine('device', capacity='8GB')."
-        )
     return made(**options)
 
 

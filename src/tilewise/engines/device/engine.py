@@ -66,7 +66,7 @@ class DeviceEngine:
 
     def __init__(
         self,
-        capacity: int | str,
+        capacity: int | str | None = None,
         *,
         devices: int = 1,
         library: str = "numpy",
@@ -84,6 +84,11 @@ class DeviceEngine:
         if stationary not in (None, 0, 1) or isinstance(stationary, bool):
             raise InputError(
                 f"stationary={stationary!r} is no operand of a product. Expected 0, 1 or None. Correct it."
+            )
+        if capacity is None:
+            raise InputError(
+                "The device engine was not told how much memory a device has. Expected capacity=. Pass it, such as "
+                "tw.engine('device', capacity='8GB')."
             )
         self.devices = Devices(
             _count("devices", devices), parse_memory(capacity, "capacity"), _count("queues", queues), stationary
@@ -229,8 +234,9 @@ class DeviceEngine:
             def beside() -> None:
                 if HOST in place:
                     own = self.host.prepare(plan)
-                    squares, counts = self.host.add_blocks(own, operands, sink.target, alpha, place == HOST, None)
-                    sink.squares += squares
+                    mine = place == HOST
+                    squares, counts = self.host.add_blocks(own, operands, sink.target, alpha, mine, None)
+                    sink.squares[mine] = squares[mine]  # those of the devices are written at the same time
                     run.tally.add(*counts.tolist())
 
             run = CachedRun(plan, list_products(work), place, devices, readers, sink, beside)
