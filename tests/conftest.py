@@ -30,3 +30,11 @@ def blas_for_few_cells() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspector, "GEMM_CELLS", 0)
         yield
+
+
+@pytest.fixture(scope="module")
+def short_segments() -> Iterator[None]:
+    """Segments of k so short that small products can be cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspector, "SEGMENT_DEPTH", 6)
+        yield

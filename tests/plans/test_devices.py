@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import tilewise as tw
 from plans.enumeration import Triple, planned_products, work_of
 from strategies import DTYPES, EinsumCase, matrix_cases
-from tilewise.plans import Plan, Program, inspector
+from tilewise.plans import Plan, Program
 from tilewise.plans.devices import (
     Blocked,
     Devices,
@@ -31,12 +31,7 @@ from tilewise.plans.steps import reinspected
 Ints = npt.NDArray[np.int64]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def short_segments() -> Iterator[None]:
-    """Segments of k so short that small products have several."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inspector, "SEGMENT_DEPTH", 6)
-        yield
+pytestmark = pytest.mark.usefixtures("short_segments")
 
 
 @st.composite

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,19 +11,14 @@ from hypothesis import strategies as st
 
 import tilewise as tw
 from plans.enumeration import planned_products, work_of
-from tilewise.plans import Plan, inspector
+from tilewise.plans import Plan
 from tilewise.plans.inspector import inspect_part
 from tilewise.plans.phases import Phases, Source, plan_phases
 
 RATE = 10.0
 
 
-@pytest.fixture(autouse=True, scope="module")
-def short_segments() -> Iterator[None]:
-    """Segments of k so short that small products have several."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inspector, "SEGMENT_DEPTH", 6)
-        yield
+pytestmark = pytest.mark.usefixtures("short_segments")
 
 
 @st.composite

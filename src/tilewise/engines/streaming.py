@@ -191,6 +191,26 @@ def sources_of(operands: Sequence[BlockTensor], dtype: np.dtype[Any]) -> tuple[S
     )
 
 
+def run_plan(
+    runner: Runner,
+    plan: Plan,
+    operands: Sequence[BlockTensor],
+    out: BlockTensor | None,
+    alpha: Scalar,
+    beta: Scalar,
+) -> BlockTensor:
+    """What `Engine.run` does for an engine of this computer: all at once, or in phases where a budget asks for them."""
+    made = runner.prepare(plan)
+    phases = phases_for(made, operands, out is not None)
+    if phases is None:
+        target, trace = runner.run_resident(made, operands, out, alpha, beta, None)
+    else:
+        target, trace = stream(runner, made, phases, operands, out, alpha, beta)
+    plan.runs.append(trace)
+    target.engine = runner
+    return target
+
+
 def stream(
     runner: Runner,
     plan: Plan,

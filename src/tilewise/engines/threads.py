@@ -19,7 +19,7 @@ from tilewise.engines.kernels.loops import loop_cells
 from tilewise.engines.kernels.microkernel import REGISTER_BYTES
 from tilewise.engines.kernels.products import Packed, make_tile, multiply_cells, pack_all_rows
 from tilewise.engines.kernels.reductions import gather_blocks, make_scratch
-from tilewise.engines.streaming import phases_for, stream
+from tilewise.engines.streaming import run_plan
 from tilewise.engines.targets import Target, make_target, scale_target
 from tilewise.engines.views import blocks_view, cells_view, frozen, gather_view, panels_view, result_view
 from tilewise.engines.workers import Workers, available_cores
@@ -140,14 +140,7 @@ class ThreadsEngine:
         beta: Scalar = 0,
     ) -> BlockTensor:
         """Run a plan; see `tilewise.tensors.Engine`."""
-        made = self.prepare(plan)
-        phases = phases_for(made, operands, out is not None)
-        if phases is None:
-            target, trace = self.run_resident(made, operands, out, alpha, beta, None)
-        else:
-            target, trace = stream(self, made, phases, operands, out, alpha, beta)
-        plan.runs.append(trace)
-        return target
+        return run_plan(self, plan, operands, out, alpha, beta)
 
     def run_resident(
         self,

@@ -34,7 +34,7 @@ from tilewise.plans.blocks import (
     stream_chunks,
 )
 from tilewise.plans.plan import Plan
-from tilewise.plans.projection import needed_bytes, reals_per_element, stored_uses
+from tilewise.plans.projection import multiplications, needed_bytes, stored_uses
 from tilewise.plans.sides import Side
 from tilewise.plans.work import Product
 
@@ -185,7 +185,7 @@ def bound_bytes(plan: Plan, devices: Devices) -> int:
     """
     compulsory = compulsory_bytes(list(needed_bytes(plan).values()), plan.result_bytes)
     item = plan.dtype.itemsize
-    share = plan.flops / (2 * reals_per_element(plan) ** 2) / devices.count
+    share = multiplications(plan) / devices.count
     words = product_bound_words(share, max(devices.capacity, 1) / item, stored_uses(plan))
     return max(compulsory, int(devices.count * words) * item)
 

@@ -35,11 +35,12 @@ def within_budget(
         Folder for results that do not fit.
     """
     asked = memory is not None or VARIABLE in os.environ
-    everything = all(source.resident for source in sources)
-    if not asked and everything and sum(step.plan.peak_bytes for step in steps) < SMALL_BYTES:
+    needed = sum(step.plan.peak_bytes for step in steps)
+    free = not asked and all(source.resident for source in sources)
+    if free and needed < SMALL_BYTES:
         return tuple(steps)
     budget = parse_memory(memory)
-    if not asked and everything and sum(step.plan.peak_bytes for step in steps) <= budget:
+    if free and needed <= budget:
         return tuple(steps)
     rate = Machine.measured().copy_rate
     try:
@@ -81,8 +82,7 @@ def _fit_steps(
                 raise MemoryBudgetError(str(error), budget, error.least_bytes + held) from None
             plan = replace(plan, budget=budget - held, phases=phases, scratch=scratch)
         made.append(replace(step, plan=plan))
-        spills = plan.phases is not None and plan.phases.spills
-        known[step.result] = Source(resident=not spills)
+        known[step.result] = Source(resident=plan.phases is None or not plan.phases.spills)
         alive[step.result] = plan.kept_bytes
         for number in step.frees:
             alive.pop(number, None)

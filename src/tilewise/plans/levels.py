@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilewise.costs import movement_bound_bytes
-from tilewise.plans.projection import needed_bytes, reals_per_element, stored_uses
+from tilewise.plans.projection import multiplications, needed_bytes, stored_uses
 from tilewise.plans.work import Sum
 from tilewise.trace import DEVICES, MEMORY
 
@@ -64,7 +64,8 @@ def _into_memory(plan: Plan) -> Crossing:
     out = plan.result_bytes if phases.spills else 0
     bound = sum(once) + out
     if phases.spills and not any(source.resident for source in phases.sources) and not isinstance(plan.work, Sum):
-        bound = _bound(plan, bound, plan.flops, phases.budget)
+        capacity = max(phases.budget, 1)
+        bound = movement_bound_bytes(bound, multiplications(plan), plan.dtype.itemsize, capacity, stored_uses(plan))
     return Crossing(
         name=MEMORY,
         capacity_bytes=phases.budget,
@@ -101,8 +102,3 @@ def _needed_once(plan: Plan) -> list[int]:
     """Bytes of the stored blocks of each operand that are needed; one tensor that is both is needed once."""
     needed = needed_bytes(plan)
     return [needed.pop(id(operand.pattern), 0) for operand in plan.operands]
-
-
-def _bound(plan: Plan, compulsory: int, flops: float, capacity: int) -> int:
-    multiplications = flops / (2 * reals_per_element(plan) ** 2)
-    return movement_bound_bytes(compulsory, multiplications, plan.dtype.itemsize, max(capacity, 1), stored_uses(plan))

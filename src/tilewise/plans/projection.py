@@ -44,6 +44,11 @@ def reals_per_element(plan: Plan) -> int:
     return 2 if plan.dtype.kind == "c" else 1
 
 
+def multiplications(plan: Plan) -> float:
+    """Multiplications of elements that a product does."""
+    return plan.flops / (2 * reals_per_element(plan) ** 2)
+
+
 # Time
 
 
@@ -176,9 +181,8 @@ def project_bound(plan: Plan, machine: Machine) -> int:
         return compulsory
     if plan.placement is not None:
         return plan.placement.bound_bytes
-    multiplications = plan.flops / (2 * reals_per_element(plan) ** 2)
     capacity = plan.workers * level_bytes(machine)
-    return movement_bound_bytes(compulsory, multiplications, plan.dtype.itemsize, capacity, stored_uses(plan))
+    return movement_bound_bytes(compulsory, multiplications(plan), plan.dtype.itemsize, capacity, stored_uses(plan))
 
 
 def stored_uses(plan: Plan) -> int:

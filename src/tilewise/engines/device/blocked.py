@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.engines.device.drivers import Tally, drive_all
-from tilewise.engines.device.matrices import Reader, Sink
+from tilewise.engines.device.drivers import Job, drive_all
 from tilewise.engines.device.memory import Device, Resident
 from tilewise.engines.device.queues import Queue
-from tilewise.plans import Plan, Product
-from tilewise.plans.devices import Blocked, Chunk, Hold, block_bytes
+from tilewise.plans.devices import Blocked, Chunk, Hold
 
 Ints = npt.NDArray[np.int64]
 
@@ -25,38 +22,14 @@ Copies = dict[int, Resident]
 
 
 class BlockedRun:
-    """One run of one plan.
+    """One run by holds and chunks."""
 
-    Parameters
-    ----------
-    plan : Plan
-        What is computed.
-    cut : Blocked
-        Its holds and chunks.
-    devices : sequence of Device
-        Who computes.
-    readers : tuple of Reader
-        Where the blocks of the operands come from.
-    sink : Sink
-        Where the result goes.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        cut: Blocked,
-        devices: Sequence[Device],
-        readers: tuple[Reader, Reader],
-        sink: Sink,
-    ) -> None:
-        self.plan, self.cut, self.devices, self.readers, self.sink = plan, cut, devices, readers, sink
-        self.sizes = block_bytes(plan)
-        self.swapped = isinstance(plan.work, Product) and plan.work.swapped
-        self.tally = Tally(plan)
+    def __init__(self, job: Job, cut: Blocked) -> None:
+        self.job, self.cut = job, cut
 
     def run(self) -> None:
         """Drive all devices at once; the first error ends the run."""
-        drive_all(self.devices, self._drive, beside=lambda: None)
+        drive_all(self.job.devices, self._drive, beside=lambda: None)
 
     def _drive(self, device: Device) -> None:
         state = _State(device)
@@ -88,8 +61,8 @@ class BlockedRun:
         """Bring what is held and make the results."""
         held = self._bring(state.device, self.cut.stationary, hold.held)
         for block in hold.made.tolist():
-            size = int(self.sizes[2][block])
-            state.begin(block, size, self.sink.edges(block), self.plan.dtype)
+            size = int(self.job.sizes[2][block])
+            state.begin(block, size, self.job.sink.edges(block), self.job.plan.dtype)
         last = self._last_updates(hold)
         sent = [self._send(state, block) for block in hold.done.tolist() if block not in last]
         return _Begun(held, last, sent)
@@ -130,11 +103,7 @@ class BlockedRun:
         return dict(zip(self.cut.target[updates].tolist(), updates.tolist(), strict=True))
 
     def _bring(self, device: Device, operand: int, blocks: Ints) -> Copies:
-        reader, sizes = self.readers[operand], self.sizes[operand]
-        return {
-            block: device.bring((operand, block), int(sizes[block]), partial(reader.matrix, block))
-            for block in blocks.tolist()
-        }
+        return {block: self.job.bring(device, (operand, block)) for block in blocks.tolist()}
 
     def _release(self, device: Device, operand: int, copies: Copies) -> None:
         for block, resident in copies.items():
@@ -145,7 +114,7 @@ class BlockedRun:
         begin, end = self.cut.ptr[update : update + 2].tolist()
         lefts = [pair[0][i] for i in self.cut.left[begin:end].tolist()]
         rights = [pair[1][i] for i in self.cut.right[begin:end].tolist()]
-        factors = (rights, lefts) if self.swapped else (lefts, rights)
+        factors = self.job.factors(lefts, rights)
         target, device = state.results[block], state.device
 
         def work() -> None:
@@ -154,19 +123,19 @@ class BlockedRun:
             with device.account.holding(target.size, f"A product on device {device.number}"):
                 for rows, cols in arrays:
                     add(array, rows, cols)
-            self.tally.count(arrays)
+            self.job.tally.count(arrays)
 
         # After the update before it: if that failed, the result block is not to be sent home.
         needed = [state.latest[block], *(resident.event for resident in (*lefts, *rights))]
         event = state.queue(block).submit(work, needed)
-        self.tally.begin()
+        self.job.tally.begin()
         state.latest[block] = event
         for resident in (*lefts, *rights):
             resident.readers.append(event)
 
     def _send(self, state: _State, block: int) -> Future[Any]:
         result = state.results.pop(block)
-        return state.device.send(result, partial(self.sink.add, block), [state.latest.pop(block)])
+        return self.job.send(state.device, block, result, [state.latest.pop(block)])
 
 
 @dataclass(slots=True)

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.engines.device.drivers import Tally, drive_all
-from tilewise.engines.device.matrices import Reader, Sink
+from tilewise.engines.device.drivers import Job, drive_all
 from tilewise.engines.device.memory import Device, Key, Resident
-from tilewise.plans import Plan, Product
-from tilewise.plans.devices import Products, block_bytes
+from tilewise.plans.devices import Products
 from tilewise.plans.routing import chains
 
 Ints = npt.NDArray[np.int64]
@@ -122,45 +119,26 @@ class Cache:
 
 
 class CachedRun:
-    """One run of one plan.
+    """One run through caches.
 
     Parameters
     ----------
-    plan : Plan
-        What is computed.
+    job : Job
+        What is computed, by whom.
     products : Products
-        Its products.
+        The products of the plan.
     place : array of int
         The device of each result block; those of no device are left out.
-    devices : sequence of Device
-        Who computes.
-    readers : tuple of Reader
-        Where the blocks of the operands come from.
-    sink : Sink
-        Where the result goes.
     beside : callable
         Does what is left to this computer.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        products: Products,
-        place: Ints,
-        devices: Sequence[Device],
-        readers: tuple[Reader, Reader],
-        sink: Sink,
-        beside: Callable[[], None],
-    ) -> None:
-        self.plan, self.products, self.place, self.beside = plan, products, place, beside
-        self.devices, self.readers, self.sink = devices, readers, sink
-        self.sizes = block_bytes(plan)
-        self.swapped = isinstance(plan.work, Product) and plan.work.swapped
-        self.tally = Tally(plan)
+    def __init__(self, job: Job, products: Products, place: Ints, beside: Callable[[], None]) -> None:
+        self.job, self.products, self.place, self.beside = job, products, place, beside
 
     def run(self) -> None:
         """Drive all devices at once, and do the share of this computer; the first error ends the run."""
-        drive_all(self.devices, self._drive, self.beside)
+        drive_all(self.job.devices, self._drive, self.beside)
 
     def _drive(self, device: Device) -> None:
         cache = Cache(device)
@@ -176,12 +154,12 @@ class CachedRun:
 
     def _chain(self, cache: Cache, block: int, products: range, queue: int) -> list[Future[Any]]:
         """Hand in all products of one result block."""
-        device, size, key = cache.device, int(self.sizes[2][block]), (RESULT, block)
+        device, size, key = cache.device, int(self.job.sizes[2][block]), (RESULT, block)
         cache.make_room(size)
-        result = device.make(self.sink.edges(block), self.plan.dtype, size, queue)
+        result = device.make(self.job.sink.edges(block), self.job.plan.dtype, size, queue)
         events: list[Future[Any]] = [result.event]
-        cache.add_result(key, result, lambda: device.send(result, partial(self.sink.add, block), events[-1:]))
-        self.tally.begin()
+        cache.add_result(key, result, lambda: self.job.send(device, block, result, events[-1:]))
+        self.job.tally.begin()
         for product in products:
             events.append(self._product(cache, result, product, queue, events[-1]))
         events[-1].add_done_callback(lambda _: cache.unpin(key))
@@ -196,9 +174,9 @@ class CachedRun:
         device.account.take(result.size, f"A product on device {device.number}")
 
         def work() -> None:
-            rows, cols = (right.array, left.array) if self.swapped else (left.array, right.array)
+            rows, cols = self.job.factors(left.array, right.array)
             library.add_product(result.array, rows, cols)
-            self.tally.count([(rows, cols)])
+            self.job.tally.count([(rows, cols)])
 
         def done(_: Future[Any]) -> None:
             handed_in.release()
@@ -213,5 +191,5 @@ class CachedRun:
         return event
 
     def _get(self, cache: Cache, key: Key) -> Resident:
-        size, reader = int(self.sizes[key[0]][key[1]]), self.readers[key[0]]
-        return cache.get(key, size, lambda: cache.device.bring(key, size, partial(reader.matrix, key[1])))
+        size = int(self.job.sizes[key[0]][key[1]])
+        return cache.get(key, size, lambda: self.job.bring(cache.device, key))

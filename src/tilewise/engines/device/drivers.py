@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
-from tilewise.engines.device.memory import Device
-from tilewise.plans import Plan
+from tilewise.engines.device.matrices import Reader, Sink
+from tilewise.engines.device.memory import Device, Key, Resident
+from tilewise.plans import Plan, Product
+from tilewise.plans.devices import block_bytes
 
 
 class Tally:
@@ -38,6 +41,41 @@ class Tally:
         with self._lock:
             self.products += len(pairs)
             self.flops += self._factor * multiplications
+
+
+class Job:
+    """One run of one plan on devices.
+
+    Parameters
+    ----------
+    plan : Plan
+        What is computed.
+    devices : sequence of Device
+        Who computes.
+    readers : tuple of Reader
+        Where the blocks of the operands come from.
+    sink : Sink
+        Where the result goes.
+    """
+
+    def __init__(self, plan: Plan, devices: Sequence[Device], readers: tuple[Reader, Reader], sink: Sink) -> None:
+        self.plan, self.devices, self.readers, self.sink = plan, devices, readers, sink
+        self.sizes = block_bytes(plan)
+        self.tally = Tally(plan)
+        self._swapped = isinstance(plan.work, Product) and plan.work.swapped
+
+    def factors(self, left: Any, right: Any) -> tuple[Any, Any]:
+        """What belongs to the operands, as rows and columns of the product."""
+        return (right, left) if self._swapped else (left, right)
+
+    def bring(self, device: Device, key: Key) -> Resident:
+        """Begin to bring a block to a device."""
+        operand, block = key
+        return device.bring(key, int(self.sizes[operand][block]), partial(self.readers[operand].matrix, block))
+
+    def send(self, device: Device, block: int, result: Resident, after: Sequence[Future[Any]]) -> Future[Any]:
+        """Begin to bring a finished result block home."""
+        return device.send(result, partial(self.sink.add, block), after)
 
 
 def drive_all(devices: Sequence[Device], drive: Callable[[Device], None], beside: Callable[[], None]) -> None:

@@ -14,10 +14,11 @@ from tilewise.engines.accounts import Account
 from tilewise.engines.blas import limit_blas
 from tilewise.engines.device.blocked import BlockedRun
 from tilewise.engines.device.cached import CachedRun
+from tilewise.engines.device.drivers import Job
 from tilewise.engines.device.libraries import load_library
 from tilewise.engines.device.matrices import Sink, make_readers
 from tilewise.engines.device.memory import Device, Neighbours
-from tilewise.engines.streaming import phases_for, stream
+from tilewise.engines.streaming import run_plan
 from tilewise.engines.targets import make_target, scale_target
 from tilewise.engines.threads import ThreadsEngine
 from tilewise.errors import InputError, MemoryBudgetError
@@ -99,8 +100,9 @@ class DeviceEngine:
                 f"schedule={schedule!r} is unknown. Expected one of {', '.join(SCHEDULES)}. Correct the name."
             )
         self.schedule = schedule
-        rates = _rate("host_rate", host_rate), _rate("device_rate", device_rate)
-        self.rates = Rates(rates[0] or 0.0 if rates[1] else 0.0, rates[1] or 1.0, self.bandwidth or 1.0)
+        host, own = _rate("host_rate", host_rate), _rate("device_rate", device_rate)
+        shared = host is not None and own is not None
+        self.rates = Rates((host if shared else None) or 0.0, own or 1.0, self.bandwidth or 1.0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Devices cannot be copied: a tensor that comes from another process belongs to the engine in use here."""
@@ -154,15 +156,7 @@ class DeviceEngine:
         beta: Scalar = 0,
     ) -> BlockTensor:
         """Run a plan; see `tilewise.tensors.Engine`."""
-        made = self.prepare(plan)
-        phases = phases_for(made, operands, out is not None)
-        if phases is None:
-            target, trace = self.run_resident(made, operands, out, alpha, beta, None)
-        else:
-            target, trace = stream(self, made, phases, operands, out, alpha, beta)
-        plan.runs.append(trace)
-        target.engine = self
-        return target
+        return run_plan(self, plan, operands, out, alpha, beta)
 
     def run_resident(
         self,
@@ -187,17 +181,17 @@ class DeviceEngine:
             if account is not None:
                 stack.enter_context(account.holding(plan.packed_bytes, "Blocks on their way to a device and back"))
             stack.enter_context(limit_blas())
-            devices = self._devices(stack)
-            run = self._compute(plan, plan.work, operands, devices, sink, alpha)
-            levels = tuple(device.level(_projected(plan, device)) for device in devices)
+            job = Job(plan, self._devices(stack), make_readers(plan, plan.work, operands), sink)
+            self._compute(job, plan.work, operands, alpha)
+            levels = tuple(device.level(_projected(plan, device)) for device in job.devices)
         target.finish(sink.squares, beta)
         return target.tensor, Trace(
             label=plan.label,
             seconds=time.perf_counter() - begin,
             packing_seconds=0.0,
-            flops=run.tally.flops,
-            tasks=run.tally.updates,
-            calls=run.tally.products,
+            flops=job.tally.flops,
+            tasks=job.tally.updates,
+            calls=job.tally.products,
             workers=self.devices.count,
             buffer_bytes=target.tensor.nbytes + plan.packed_bytes,
             library=f"{self.library.name} on {self.devices.count} devices",
@@ -214,34 +208,23 @@ class DeviceEngine:
             stack.callback(made[-1].close)
         return made
 
-    def _compute(
-        self,
-        plan: Plan,
-        work: Product,
-        operands: Sequence[BlockTensor],
-        devices: Sequence[Device],
-        sink: Sink,
-        alpha: Scalar,
-    ) -> BlockedRun | CachedRun:
-        readers = make_readers(plan, work, operands)
-        run: BlockedRun | CachedRun
-        if isinstance(plan.placement, Blocked):
-            run = BlockedRun(plan, plan.placement, devices, readers, sink)
-        else:
-            assert plan.placement is not None
-            place = plan.placement.place
+    def _compute(self, job: Job, work: Product, operands: Sequence[BlockTensor], alpha: Scalar) -> None:
+        """Run a job by its placement; what is left to this computer is done meanwhile."""
+        plan, sink, placement = job.plan, job.sink, job.plan.placement
+        if isinstance(placement, Blocked):
+            BlockedRun(job, placement).run()
+            return
+        assert placement is not None
+        mine = placement.place == HOST
 
-            def beside() -> None:
-                if HOST in place:
-                    own = self.host.prepare(plan)
-                    mine = place == HOST
-                    squares, counts = self.host.add_blocks(own, operands, sink.target, alpha, mine, None)
-                    sink.squares[mine] = squares[mine]  # those of the devices are written at the same time
-                    run.tally.add(*counts.tolist())
+        def beside() -> None:
+            if mine.any():
+                own = self.host.prepare(plan)
+                squares, counts = self.host.add_blocks(own, operands, sink.target, alpha, mine, None)
+                sink.squares[mine] = squares[mine]  # those of the devices are written at the same time
+                job.tally.add(*counts.tolist())
 
-            run = CachedRun(plan, list_products(work), place, devices, readers, sink, beside)
-        run.run()
-        return run
+        CachedRun(job, list_products(work), placement.place, beside).run()
 
 
 def _projected(plan: Plan, device: Device) -> int:
