@@ -54,8 +54,9 @@ def engine(name: str = "threads", **options: Any) -> Iterator[Engine]:
     name : str
         ``"threads"``: workers of this process; ``"device"``: devices with memory of their own.
     **options
-        ``workers``: how many; all cores that this process may use by default.  For devices: ``capacity`` and what
-        `tilewise.engines.device.DeviceEngine` lists.
+        ``workers``: how many; all cores that this process may use by default.  ``progress``: a function that is
+        called every few seconds of a run with how far it has come; ``progress=print`` writes a line each time.  For
+        devices: ``capacity`` and what `tilewise.engines.device.DeviceEngine` lists.
 
     Examples
     --------

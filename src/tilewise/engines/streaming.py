@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.engines.accounts import Account
+from tilewise.engines.progress import Tell, Watch
 from tilewise.engines.spans import Span, covered, shared
 from tilewise.expressions import Reduction
 from tilewise.machine import Machine
@@ -150,6 +151,7 @@ class Runner(Engine, Protocol):
     """An engine that computes with operands in memory."""
 
     memory: Memory
+    progress: Tell | None
 
     def run_resident(
         self,
@@ -159,6 +161,7 @@ class Runner(Engine, Protocol):
         alpha: Scalar,
         beta: Scalar,
         account: Account | None,
+        watch: Watch,
     ) -> tuple[BlockTensor, Trace]:
         """Run a plan, or the part of one."""
 
@@ -202,10 +205,11 @@ def run_plan(
     """What `Engine.run` does for an engine of this computer: all at once, or in phases where a budget asks for them."""
     made = runner.prepare(plan)
     phases = phases_for(made, operands, out is not None)
-    if phases is None:
-        target, trace = runner.run_resident(made, operands, out, alpha, beta, None)
-    else:
-        target, trace = stream(runner, made, phases, operands, out, alpha, beta)
+    with Watch(runner.progress, made.label, made.flops) as watch:
+        if phases is None:
+            target, trace = runner.run_resident(made, operands, out, alpha, beta, None, watch)
+        else:
+            target, trace = stream(runner, made, phases, operands, out, alpha, beta, watch)
     plan.runs.append(trace)
     target.engine = runner
     return target
@@ -219,6 +223,7 @@ def stream(
     out: BlockTensor | None,
     alpha: Scalar,
     beta: Scalar,
+    watch: Watch,
 ) -> tuple[BlockTensor, Trace]:
     """Run a plan phase by phase, with everything it adds counted."""
     begin = time.perf_counter()
@@ -232,7 +237,7 @@ def stream(
             buffers.append(memory.empty(size // plan.dtype.itemsize, plan.dtype))
         fetcher = Fetcher(plan, phases, operands, buffers)
         stack.callback(fetcher.close)
-        run = _Run(runner, plan, phases, fetcher, account)
+        run = _Run(runner, plan, phases, fetcher, account, watch)
         target = run.start(out, alpha, beta)
     return target, run.trace(time.perf_counter() - begin)
 
@@ -240,8 +245,11 @@ def stream(
 class _Run:
     """The phases of one run."""
 
-    def __init__(self, runner: Runner, plan: Plan, phases: Phases, fetcher: Fetcher, account: Account) -> None:
-        self.runner, self.plan, self.phases, self.fetcher, self.account = runner, plan, phases, fetcher, account
+    def __init__(
+        self, runner: Runner, plan: Plan, phases: Phases, fetcher: Fetcher, account: Account, watch: Watch
+    ) -> None:
+        self.runner, self.plan, self.phases, self.fetcher = runner, plan, phases, fetcher
+        self.account, self.watch = account, watch
         self.traces: list[Trace] = []
         self.spans: list[Span] = []
         self.written = 0
@@ -266,7 +274,7 @@ class _Run:
         self, plan: Plan, operands: Sequence[BlockTensor], out: BlockTensor | None, alpha: Scalar, beta: Scalar
     ) -> BlockTensor:
         begin = time.perf_counter()
-        target, trace = self.runner.run_resident(plan, operands, out, alpha, beta, self.account)
+        target, trace = self.runner.run_resident(plan, operands, out, alpha, beta, self.account, self.watch)
         self.spans.append((begin, time.perf_counter()))
         self.traces.append(trace)
         return target

@@ -19,6 +19,7 @@ from tilewise.engines.kernels.loops import loop_cells
 from tilewise.engines.kernels.microkernel import REGISTER_BYTES
 from tilewise.engines.kernels.products import Packed, make_tile, multiply_cells, pack_all_rows
 from tilewise.engines.kernels.reductions import gather_blocks, make_scratch
+from tilewise.engines.progress import Tell, Watch, check_progress
 from tilewise.engines.streaming import run_plan
 from tilewise.engines.targets import Target, make_target, scale_target
 from tilewise.engines.views import blocks_view, cells_view, frozen, gather_view, panels_view, result_view
@@ -105,17 +106,20 @@ class ThreadsEngine:
         Number of threads; all cores this process may use by default.
     blas : Blas, optional
         The library for large blocks; by default the one that ``tilewise doctor`` found faster, else SciPy's.
+    progress : callable, optional
+        Called every few seconds of a run with a `tilewise.engines.progress.Progress`; ``print`` writes a line each.
     """
 
     name = "threads"
 
-    def __init__(self, workers: int | None = None, blas: Blas | None = None) -> None:
+    def __init__(self, workers: int | None = None, blas: Blas | None = None, progress: Tell | None = None) -> None:
         count = available_cores() if workers is None else workers
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
             raise InputError(f"workers={workers!r} is no number of threads. Expected an integer >= 1. Correct it.")
         self._workers = Workers(int(count))
         self.memory = Memory()
         self.blas: Blas = preferred_blas(Machine.measured()) if blas is None else blas
+        self.progress = check_progress(progress)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Threads cannot be copied: a tensor that comes from another process belongs to the engine in use here."""
@@ -150,13 +154,15 @@ class ThreadsEngine:
         alpha: Scalar,
         beta: Scalar,
         account: Account | None,
+        watch: Watch,
     ) -> tuple[BlockTensor, Trace]:
         """Run a plan, or the part of one, whose operands are in memory."""
         begin = time.perf_counter()
         target = make_target(self, self.memory, plan, out, account)
         scale_target(target, beta)
         job = self._job(plan, operands, target, alpha, account)
-        packing_seconds, buffer_bytes, squares = self._compute(job)
+        with watch.following(lambda: int(job.tally[:, 2].sum())):
+            packing_seconds, buffer_bytes, squares = self._compute(job)
         target.finish(squares, beta)
         tasks, calls, flops = (int(n) for n in job.tally.sum(axis=0))
         return job.target, Trace(

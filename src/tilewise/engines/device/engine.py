@@ -18,6 +18,7 @@ from tilewise.engines.device.drivers import Job
 from tilewise.engines.device.libraries import load_library
 from tilewise.engines.device.matrices import Sink, make_readers
 from tilewise.engines.device.memory import Device, Neighbours
+from tilewise.engines.progress import Tell, Watch, check_progress
 from tilewise.engines.streaming import run_plan
 from tilewise.engines.targets import make_target, scale_target
 from tilewise.engines.threads import ThreadsEngine
@@ -61,6 +62,8 @@ class DeviceEngine:
         between them; by default everything goes to the devices.
     workers : int, optional
         Threads for what devices do not do; all cores this process may use by default.
+    progress : callable, optional
+        Called every few seconds of a run with a `tilewise.engines.progress.Progress`; ``print`` writes a line each.
     """
 
     name = "device"
@@ -78,8 +81,10 @@ class DeviceEngine:
         host_rate: float | None = None,
         device_rate: float | None = None,
         workers: int | None = None,
+        progress: Tell | None = None,
     ) -> None:
         self.host = ThreadsEngine(workers)
+        self.progress = check_progress(progress)
         self.memory = self.host.memory
         self.library = load_library(library)
         if stationary not in (None, 0, 1) or isinstance(stationary, bool):
@@ -166,11 +171,12 @@ class DeviceEngine:
         alpha: Scalar,
         beta: Scalar,
         account: Account | None,
+        watch: Watch,
     ) -> tuple[BlockTensor, Trace]:
         """Run a plan, or the part of one, whose operands are in memory."""
         plan = self.prepare(plan)
         if plan.kernel != "device":
-            return self.host.run_resident(plan, operands, out, alpha, beta, account)
+            return self.host.run_resident(plan, operands, out, alpha, beta, account, watch)
         assert isinstance(plan.work, Product)
         begin = time.perf_counter()
         target = make_target(self, self.memory, plan, out, account)
@@ -182,7 +188,8 @@ class DeviceEngine:
                 stack.enter_context(account.holding(plan.packed_bytes, "Blocks on their way to a device and back"))
             stack.enter_context(limit_blas())
             job = Job(plan, self._devices(stack), make_readers(plan, plan.work, operands), sink)
-            self._compute(job, plan.work, operands, alpha)
+            with watch.following(lambda: job.tally.flops):
+                self._compute(job, plan.work, operands, alpha)
             levels = tuple(device.level(_projected(plan, device)) for device in job.devices)
         target.finish(sink.squares, beta)
         return target.tensor, Trace(
