@@ -48,7 +48,7 @@ TILE_SIZES = (32, 64, 96, 128, 192, 256)
 QUEUE_GFLOP = 2.0
 
 PREFETCH_TILES = (64, 256)
-PREFETCH = {"M << N = K": (512, 3072, 2.0), "square": (2048, 2048, 0.5)}  # rows, inner extent, capacity / A
+PREFETCH = {"M << N = K": (512, 6144, 2.0), "square": (2048, 2048, 0.5)}  # rows, inner extent, capacity / A
 PACES = (1.0, 2.0, 4.0)
 COMPARABLE = (0.5, 2.0)
 LEAST_HIDDEN = 0.8

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.engines.device.drivers import Job, drive_all
 from tilewise.engines.device.memory import Device, Resident
 from tilewise.engines.device.queues import Queue
 from tilewise.plans.devices import Blocked, Chunk, Hold
-
-Ints = npt.NDArray[np.int64]
 
 Copies = dict[int, Resident]
 """Blocks of one operand on a device."""
@@ -51,21 +48,20 @@ class BlockedRun:
                 self._end(state.device, under_way.pop(0))
             under_way.append(self._begin(state, hold))
             for chunk in hold.chunks:
-                there |= self._bring(state.device, 1 - self.cut.stationary, chunk.streamed)
                 self._multiply(state, chunk, under_way[-1], there)
+            self._complete(state.device, hold, under_way[-1])
         for begun in under_way:
             self._end(state.device, begun)
         self._release(state.device, 1 - self.cut.stationary, there)
 
     def _begin(self, state: _State, hold: Hold) -> _Begun:
-        """Bring what is held and make the results."""
-        held = self._bring(state.device, self.cut.stationary, hold.held)
+        """Make the results; what is held comes with the first product that needs it."""
         for block in hold.made.tolist():
             size = int(self.job.sizes[2][block])
             state.begin(block, size, self.job.sink.edges(block), self.job.plan.dtype)
         last = self._last_updates(hold)
         sent = [self._send(state, block) for block in hold.done.tolist() if block not in last]
-        return _Begun(held, last, sent)
+        return _Begun({}, last, sent)
 
     def _let_pass(self, state: _State, hold: Hold, begun: _Begun) -> None:
         """Bring chunk after chunk, the next one while the present one is multiplied."""
@@ -73,19 +69,30 @@ class BlockedRun:
         for chunk in hold.chunks:
             if len(passing) == 2:
                 self._release(state.device, 1 - self.cut.stationary, passing.pop(0))
-            passing.append(self._bring(state.device, 1 - self.cut.stationary, chunk.streamed))
+            passing.append({})
             self._multiply(state, chunk, begun, passing[-1])
+        self._complete(state.device, hold, begun)
         for copies in passing:
             self._release(state.device, 1 - self.cut.stationary, copies)
 
     def _multiply(self, state: _State, chunk: Chunk, begun: _Begun, streamed: Copies) -> None:
-        """Hand in the updates of a chunk, and send results home after their last one."""
+        """Hand in the updates of a chunk, and send results home after their last one.
+
+        Blocks come in the order in which the products need them, so that the first ones wait for few.
+        """
         pair = (begun.held, streamed) if self.cut.stationary == 0 else (streamed, begun.held)
         for update in range(chunk.begin, chunk.end):
             block = int(self.cut.target[update])
             self._update(state, block, update, pair)
             if begun.last.get(block) == update:
                 begun.sent.append(self._send(state, block))
+        for number in chunk.streamed.tolist():
+            self._at_hand(state.device, 1 - self.cut.stationary, number, streamed)
+
+    def _complete(self, device: Device, hold: Hold, begun: _Begun) -> None:
+        """Bring what the plan holds and no product needed."""
+        for block in hold.held.tolist():
+            self._at_hand(device, self.cut.stationary, block, begun.held)
 
     def _end(self, device: Device, begun: _Begun) -> None:
         """Let go of what was held, once its results are home."""
@@ -102,8 +109,11 @@ class BlockedRun:
         updates = np.arange(begin, end)[leaving]
         return dict(zip(self.cut.target[updates].tolist(), updates.tolist(), strict=True))
 
-    def _bring(self, device: Device, operand: int, blocks: Ints) -> Copies:
-        return {block: self.job.bring(device, (operand, block)) for block in blocks.tolist()}
+    def _at_hand(self, device: Device, operand: int, block: int, copies: Copies) -> Resident:
+        """A block that is on the device, or is now brought."""
+        if block not in copies:
+            copies[block] = self.job.bring(device, (operand, block))
+        return copies[block]
 
     def _release(self, device: Device, operand: int, copies: Copies) -> None:
         for block, resident in copies.items():
@@ -112,10 +122,12 @@ class BlockedRun:
     def _update(self, state: _State, block: int, update: int, pair: tuple[Copies, Copies]) -> None:
         """Hand in the products that a chunk adds to a result block."""
         begin, end = self.cut.ptr[update : update + 2].tolist()
-        lefts = [pair[0][i] for i in self.cut.left[begin:end].tolist()]
-        rights = [pair[1][i] for i in self.cut.right[begin:end].tolist()]
-        factors = self.job.factors(lefts, rights)
         target, device = state.results[block], state.device
+        lefts, rights = [], []
+        for left, right in zip(self.cut.left[begin:end].tolist(), self.cut.right[begin:end].tolist(), strict=True):
+            lefts.append(self._at_hand(device, 0, left, pair[0]))
+            rights.append(self._at_hand(device, 1, right, pair[1]))
+        factors = self.job.factors(lefts, rights)
 
         def work() -> None:
             array, add = target.array, device.library.add_product

@@ -77,6 +77,10 @@ class Neighbours:
         return None
 
 
+MADE_UP = 0.02
+"""Seconds that transfers may be late and still catch up; after a longer rest the pace begins anew."""
+
+
 class Pace:
     """Slows the transfers of one direction down to a bandwidth in GB/s, if there is one."""
 
@@ -90,8 +94,11 @@ class Pace:
         begin = time.perf_counter()
         yield
         if self._bandwidth is not None:
-            self._free = max(begin, self._free) + size / (1e9 * self._bandwidth)
-            time.sleep(max(self._free - time.perf_counter(), 0.0))
+            late = begin - self._free
+            self._free = (self._free if late < MADE_UP else begin) + size / (1e9 * self._bandwidth)
+            early = self._free - time.perf_counter()
+            if early > 0:  # sleeping for no time at all gives the processor away, too
+                time.sleep(early)
 
 
 class Device:
