@@ -410,3 +410,27 @@ def test_two_threads_of_the_user_share_an_engine() -> None:
         thread.join()
     assert found == [True] * 9
     assert device_threads() <= before
+
+
+def test_a_plan_for_another_schedule_is_placed_again() -> None:
+    space = tw.Space([20] * 4)
+    left, right = tw.random((space, space)), tw.random((space, space), seed=1)
+    with tw.engine("device", capacity="1MB", schedule="blocked"):
+        plan = tw.plan("ij,jk->ik", left, right)
+    with tw.engine("device", capacity="1MB", schedule="cache") as engine:
+        assert isinstance(engine.prepare(plan).placement, Cached)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stationary": 1.0}, "stationary=1.0 is no operand"),
+        ({"stationary": np.array([0, 1])}, "is no operand of a product"),
+        ({"schedule": np.array(["cache"])}, "is unknown. Expected one of auto"),
+        ({"bandwidth": np.complex128(1)}, "is no rate"),
+        ({"host_rate": 10.0}, "do not say how to share. Expected both or none"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(tw.InputError, match=message):
+        DeviceEngine("1MB", **options)

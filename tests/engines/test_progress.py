@@ -93,6 +93,25 @@ def test_a_function_that_raises_does_not_lose_the_result() -> None:
     assert len(calls) == 1
 
 
+def test_a_slow_function_does_not_hold_up_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0.01)
+    never = threading.Event()
+    space = tw.Space([20] * 4)
+    with tw.engine("threads", progress=lambda report: never.wait()):
+        tw.einsum("ij,jk->ik", tw.random((space, space)), slow_operand(space))
+    never.set()
+
+
+def test_a_function_that_asks_to_exit_does_not_lose_the_result() -> None:
+    space = tw.Space([20] * 4)
+
+    def leave(report: Progress) -> None:
+        raise SystemExit
+
+    with tw.engine("threads", progress=leave), pytest.warns(RuntimeWarning, match="SystemExit"):
+        tw.einsum("ij,jk->ik", tw.random((space, space)), slow_operand(space))
+
+
 def test_what_cannot_be_called_is_refused() -> None:
     for name, options in OPTIONS:
         with (

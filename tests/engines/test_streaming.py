@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,127 @@ def test_a_generator_that_is_not_thread_safe_is_called_by_one_thread_at_a_time()
         lazy = [tw.from_function(make, (space, space), thread_safe=False)]
         tw.einsum("ij,jk->ik", tw.random((space, space)), *lazy)
     assert most == [1]
+
+
+def test_columns_that_fill_more_than_a_group_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of packed columns goes past its size by up to one strip."""
+    monkeypatch.undo()
+    wide, narrow = tw.Space([100] * 8), tw.Space([20] * 2)
+    left, right = tw.random((narrow, wide)), tw.random((wide, wide), seed=1)
+    expected = stored_bytes(tw.einsum("kj,jl->kl", left, right))[:2]
+    for operand in (left, on_demand(left)):
+        with pytest.raises(tw.MemoryBudgetError) as least:
+            tw.plan("kj,jl->kl", operand, right, memory=0)
+        for budget in np.linspace(least.value.least_bytes, 8e6, 30).astype(int).tolist():
+            plan = tw.plan("kj,jl->kl", operand, right, memory=budget)
+            assert stored_bytes(tw.execute(plan, operand, right).loaded())[:2] == expected
+
+
+def test_a_function_may_hand_out_the_same_buffer_every_time() -> None:
+    space = tw.Space([30] * 6)
+    tensor = tw.random((space, space))
+    buffer = np.empty((30, 30))
+
+    def make(index: tuple[int, ...]) -> Any:
+        buffer[...] = tensor.block(index)
+        return buffer
+
+    dense = tensor.to_dense() @ tensor.to_dense()
+    with tw.engine("threads", workers=4):
+        lazy = tw.from_function(make, (space, space), thread_safe=False)
+        for _ in range(20):
+            assert np.allclose(tw.einsum("ij,jk->ik", lazy, lazy).to_dense(), dense)
+
+
+def test_a_function_that_is_not_thread_safe_may_ask_for_other_blocks() -> None:
+    space = tw.Space([2] * 3)
+    made: list[tw.BlockTensor] = []
+
+    def make(index: tuple[int, ...]) -> Any:
+        return np.ones((2, 2)) if index[0] == 0 else 2 * made[0].block((index[0] - 1, index[1]))
+
+    made.append(tw.from_function(make, (space, space), thread_safe=False))
+    assert made[0].block((2, 1)).tolist() == [[4.0, 4.0], [4.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda index: np.full((3, 3), 1e300), r"block \(0, 0\) with elements too large for float32"),
+        (
+            lambda index: np.ma.masked_array(np.ones((3, 3)), np.eye(3) > 0),
+            r"raised TypeError for block \(0, 0\): a masked",
+        ),
+        (lambda index: np.full((3, 3), None), r"made for block \(0, 0\) cannot be used. dtype object"),
+    ],
+)
+def test_values_that_are_none_are_refused(make: Any, message: str) -> None:
+    space = tw.Space([3])
+    bad = tw.from_function(make, (space, space), dtype="float32")
+    with pytest.raises(tw.GeneratorError, match=message):
+        bad.to_dense()
+
+
+def test_a_tensor_that_is_added_to_takes_no_room() -> None:
+    wide, narrow = tw.Space([20] * 8), tw.Space([20] * 2)
+    left, right = tw.random((wide, narrow)), tw.random((narrow, wide), seed=1)
+    out = tw.zeros(pattern=tw.Pattern.dense((wide, wide)))
+    tw.einsum("ik,kj->ij", left, on_demand(right), out=out, memory=out.nbytes - 1)
+    assert np.allclose(out.to_dense(), left.to_dense() @ right.to_dense())
+
+
+def test_a_budget_that_is_too_little_with_out_is_an_error_before_the_first_step() -> None:
+    wide, narrow = tw.Space([100] * 8), tw.Space([20] * 2)
+    calls: Counter[tuple[int, ...]] = Counter()
+    first, second = (on_demand(tw.random(s, seed=1), calls) for s in ((wide, narrow), (narrow, wide)))
+    third = tw.random((wide, wide), seed=2)
+    out = tw.zeros(pattern=tw.Pattern.dense((wide, wide)))
+    with pytest.raises(tw.MemoryBudgetError):
+        tw.einsum("ik,kj,jl->il", first, second, third, out=out, memory=300_000)
+    assert not calls
+    assert out.error_bound == 0.0
+
+
+def test_the_least_budget_of_a_sum_is_that_of_all_of_it_where_that_is_less() -> None:
+    two, one = tw.Space([100, 1]), tw.Space([100])
+    lazy = tw.from_function(lambda index: np.ones((int(two.sizes[index[0]]), 100)), (two, one))
+    with pytest.raises(tw.MemoryBudgetError) as error:
+        tw.plan("ij->", lazy, memory=0)
+    assert error.value.least_bytes == 8 * (100 * 100 + 100 + 1)
+    assert tw.einsum("ij->", lazy, memory=error.value.least_bytes).item() == 10_100
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0, 1.5, 2.5])
+def test_a_program_keeps_its_budget_in_a_wider_type(share: float) -> None:
+    space = tw.Space([50] * 6)
+    operands = [tw.random((space, space), density=0.5, seed=seed) for seed in range(3)]
+    patterns = [operand.pattern for operand in operands]
+    budget = int(share * tw.plan("ij,jk,kl->il", *patterns, memory="1TB").peak_bytes)
+    plan = tw.plan("ij,jk,kl->il", *patterns, memory=budget)
+    assert isinstance(plan, tw.Program)
+    wide = [operand.astype("complex128") for operand in operands]
+    with suppress(tw.MemoryBudgetError):
+        result = tw.execute(plan, *wide)
+        assert np.allclose(result.to_dense(), np.linalg.multi_dot([operand.to_dense() for operand in wide]))
+    first, second = (step.plan.runs for step in plan.steps)
+    assert len(first) == len(second) == (0 if share < 1 else 1)
+    if first:
+        held = plan.steps[0].plan.result.nbytes(np.dtype("complex128"))
+        assert first[0].buffer_bytes <= budget
+        assert second[0].buffer_bytes + held <= budget
+
+
+def test_two_threads_that_stream_leave_the_memory_as_it_was() -> None:
+    space = tw.Space([40] * 6)
+    left, right = tw.random((space, space)), tw.random((space, space), seed=1)
+    with tw.engine("threads") as engine:
+        before = engine.memory.limit  # type: ignore[attr-defined]
+        threads = [
+            threading.Thread(target=lambda: tw.einsum("ij,jk->ik", on_demand(left), right, memory="1MB", engine=engine))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert engine.memory.limit == before  # type: ignore[attr-defined]

@@ -23,6 +23,8 @@ from tilewise.plans.budget import free_memory, parse_memory
         ("1.5kB", 1500),
         ("2mb", 2 * 10**6),
         (" 3 TB ", 3 * 10**12),
+        ("9" * 400 + "GB", 1 << 62),
+        (1 << 100, 1 << 62),
     ],
 )
 def test_amounts(given: Any, size: int) -> None:

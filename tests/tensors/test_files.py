@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import random
 import signal
+import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -244,3 +248,69 @@ def test_a_draft_in_use_is_left_alone(tmp_path: Path) -> None:
         assert remove_leftovers(tmp_path) == []
         os.write(handle, b"x")
     assert (tmp_path / "t.h5").read_bytes() == b"x"
+
+
+def test_a_copy_of_a_tensor_on_disk_shares_the_open_file(tmp_path: Path) -> None:
+    space = tw.Space([3, 5])
+    tensor = tw.random((space, space))
+    tensor.save(tmp_path / "t.h5")
+    first = tw.load(tmp_path / "t.h5", on_disk=True)
+    second = copy.deepcopy(first)
+    del first
+    with open(tmp_path / "mine.txt", "w") as own:
+        assert np.array_equal(second.to_dense(), tensor.to_dense())
+        del second
+        own.write("hello")
+    assert (tmp_path / "mine.txt").read_text() == "hello"
+
+
+def test_a_tensor_on_disk_is_not_pickled(tmp_path: Path) -> None:
+    space = tw.Space([3])
+    tw.random((space, space)).save(tmp_path / "t.h5")
+    with pytest.raises(tw.InputError, match=r"cannot be pickled.*Pickle tensor\.copy\(\)"):
+        pickle.dumps(tw.load(tmp_path / "t.h5", on_disk=True))
+
+
+def ones(index: tuple[int, ...]) -> Any:
+    return np.ones((3, 3))
+
+
+def test_a_generated_tensor_is_copied_and_pickled() -> None:
+    space = tw.Space([3])
+    lazy = tw.from_function(ones, (space, space), thread_safe=False)
+    for other in (copy.deepcopy(lazy), pickle.loads(pickle.dumps(lazy))):  # noqa: S301
+        assert np.array_equal(other.to_dense(), np.ones((3, 3)))
+
+
+def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    space = tw.Space([3])
+    tensor = tw.random((space, space))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(tw.StorageError, match=r"is no file\. Expected the name of a file"):
+        tw.load(pipe)
+    with pytest.raises(tw.StorageError, match=r"is no file\. Expected the name of a file"):
+        tensor.save(pipe)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(tw.StorageError, match="cannot be written"):
+        tensor.save(loop)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "~nobody-has-this-name/x"])
+def test_a_path_that_is_none_is_named(name: str) -> None:
+    space = tw.Space([3])
+    with pytest.raises(tw.InputError, match="is no path"):
+        tw.random((space, space)).save(name)
+    with pytest.raises(tw.InputError, match="is no path"):
+        tw.load(name)
+
+
+def test_a_long_name_can_be_saved(tmp_path: Path) -> None:
+    space = tw.Space([3])
+    tensor = tw.random((space, space))
+    tensor.save(tmp_path / ("x" * 240))
+    assert np.array_equal(tw.load(tmp_path / ("x" * 240)).to_dense(), tensor.to_dense())
+    with pytest.raises(tw.StorageError, match="cannot be written"):
+        tensor.save(tmp_path / ("x" * 300))

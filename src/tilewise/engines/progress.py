@@ -16,6 +16,9 @@ from tilewise.errors import InputError
 INTERVAL = 5.0
 """Seconds between two reports."""
 
+PATIENCE = 1.0
+"""Seconds that a run that has ended waits for its last report."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -72,7 +75,7 @@ class Watch:
         self._tell = tell if total > 0 else None
         self._label, self._total = label, total
         self._state: tuple[int, Callable[[], int]] = (0, int)
-        self._told = False
+        self._failed = False
         self._begin = time.perf_counter()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tilewise-progress", daemon=True)
@@ -85,12 +88,10 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._failed = kind is not None
         self._end.set()
-        if self._tell is None:
-            return
-        self._thread.join()
-        if self._told and kind is None:
-            self._report()
+        if self._tell is not None:
+            self._thread.join(PATIENCE)
 
     @contextmanager
     def following(self, count: Callable[[], int]) -> Iterator[None]:
@@ -101,18 +102,24 @@ class Watch:
         self._state = finished + count(), int
 
     def _run(self) -> None:
-        while not self._end.wait(INTERVAL) and self._tell is not None:
-            self._told = True
-            self._report()
+        """Tell until the end; whoever cannot be told is not told again, and the run goes on."""
+        told = False
+        try:
+            while not self._end.wait(INTERVAL):
+                self._report()
+                told = True
+            if told and not self._failed:
+                self._report()
+        except BaseException as error:
+            warnings.warn(
+                f"progress= raised {error!r} and is not called again. Expected a function that takes a Progress. "
+                "Correct it.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _report(self) -> None:
-        """Tell once; whoever cannot be told is not told again, and the run goes on."""
-        if self._tell is None:
-            return
         finished, count = self._state
         done = min(finished + count(), self._total)
-        try:
-            self._tell(Progress(self._label, done, self._total, time.perf_counter() - self._begin))
-        except Exception as error:
-            self._tell = None
-            warnings.warn(f"progress= raised {error!r} and is not called again.", RuntimeWarning, stacklevel=2)
+        assert self._tell is not None
+        self._tell(Progress(self._label, done, self._total, time.perf_counter() - self._begin))

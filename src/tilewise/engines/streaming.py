@@ -174,7 +174,7 @@ def phases_for(plan: Plan, operands: Sequence[BlockTensor], into_out: bool) -> P
     if plan.budget is None and all(source.resident for source in sources):
         return None
     budget = parse_memory(None) if plan.budget is None else plan.budget
-    return plan_phases(plan, sources, budget, Machine.measured().copy_rate, not into_out)
+    return plan_phases(plan, sources, budget, Machine.measured().copy_rate, into_out)
 
 
 def _fits(phases: Phases, sources: Sequence[Source], into_out: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ VARIABLE = "TILEWISE_MEMORY"
 SHARE = 0.8
 """Share of the free memory that a call may take by default."""
 
+MOST = 1 << 62
+"""More than any computer has."""
+
 UNITS = {"": 1, "B": 1} | {
     f"{prefix}{unit}": base ** (power + 1)
     for power, prefix in enumerate("KMGTP")
@@ -29,18 +33,18 @@ UNITS = {"": 1, "B": 1} | {
 def parse_memory(memory: Any, option: str = "memory") -> int:
     """Bytes of a budget: an integer, a string with a unit, or None for what the environment or the machine gives."""
     if memory is None:
-        given = os.environ.get(VARIABLE)
-        return default_budget() if given is None else _parse(given, f"{VARIABLE}={given!r}")
+        given = os.environ.get(VARIABLE, "")
+        return default_budget() if not given.strip() else _parse(given, f"{VARIABLE}={given!r}")
     return _parse(memory, f"{option}={memory!r:.40}")
 
 
 def _parse(memory: Any, what: str) -> int:
     size = -1
     if isinstance(memory, (int, np.integer)) and not isinstance(memory, bool):
-        size = int(memory)
+        size = min(int(memory), MOST)
     elif isinstance(memory, str) and (found := re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", memory)):
         unit = {name.lower(): bytes_ for name, bytes_ in UNITS.items()}.get(found[2].lower(), 0)
-        size = int(float(found[1]) * unit) if unit else -1
+        size = min(int(Decimal(found[1]) * unit), MOST) if unit else -1
     if size < 0:
         raise InputError(
             f"{what} is no amount of memory. Expected bytes as an integer, or a string such as '4GB' (10^9) or '4GiB' "

@@ -34,7 +34,7 @@ def within_budget(
     scratch : str, optional
         Folder for results that do not fit.
     """
-    asked = memory is not None or VARIABLE in os.environ
+    asked = memory is not None or bool(os.environ.get(VARIABLE, "").strip())
     needed = sum(step.plan.peak_bytes for step in steps)
     free = not asked and all(source.resident for source in sources)
     if free and needed < SMALL_BYTES:
@@ -79,7 +79,8 @@ def _fit_steps(
             try:
                 phases = plan_phases(plan, own, budget - held, copy_rate)
             except MemoryBudgetError as error:
-                raise MemoryBudgetError(str(error), budget, error.least_bytes + held) from None
+                beside = f" Other tensors hold {held} of the {budget} bytes meanwhile." if held else ""
+                raise MemoryBudgetError(f"{error}{beside}", budget, error.least_bytes + held) from None
             plan = replace(plan, budget=budget - held, phases=phases, scratch=scratch)
         made.append(replace(step, plan=plan))
         known[step.result] = Source(resident=plan.phases is None or not plan.phases.spills)
@@ -87,3 +88,15 @@ def _fit_steps(
         for number in step.frees:
             alive.pop(number, None)
     return tuple(made)
+
+
+def into_tensor(steps: Sequence[Step], sources: Sequence[Source]) -> tuple[Step, ...]:
+    """Steps whose last one adds to a tensor in memory, should it have been meant to leave its result on disk."""
+    last = steps[-1].plan
+    if last.budget is None or (last.phases is not None and not last.phases.spills):
+        return tuple(steps)
+    known = dict(enumerate(sources))
+    known |= {s.result: Source(s.plan.phases is None or not s.plan.phases.spills) for s in steps[:-1]}
+    own = tuple(known[number] for number in steps[-1].inputs)
+    phases = plan_phases(last, own, last.budget, Machine.measured().copy_rate, into_out=True)
+    return (*steps[:-1], replace(steps[-1], plan=replace(last, phases=phases)))

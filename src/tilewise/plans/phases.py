@@ -107,7 +107,7 @@ class Phases:
 
 
 def plan_phases(
-    plan: Plan, sources: tuple[Source, ...], budget: int, copy_rate: float, can_spill: bool = True
+    plan: Plan, sources: tuple[Source, ...], budget: int, copy_rate: float, into_out: bool = False
 ) -> Phases:
     """Cut a step into the phases with the least fetching that keep to a budget.
 
@@ -121,18 +121,21 @@ def plan_phases(
         Bytes that the run may add.
     copy_rate : float
         GB/s at which blocks are brought, to weigh bytes against what making blocks costs.
-    can_spill : bool
-        Whether the result may go to a scratch file; not if it is added to a tensor in memory.
+    into_out : bool
+        Whether the result is added to a tensor that is in memory: it takes no room, and cannot go to a scratch file.
     """
+    result_bytes = 0 if into_out else plan.result_bytes
     if isinstance(plan.work, Sum):
-        return _cut_sum(plan, plan.work, sources, budget)
+        return _cut_sum(plan, plan.work, sources, budget, result_bytes)
     sources = (sources[0], sources[1])
-    whole = _one_phase(plan, plan.work, sources, budget)
+    whole = _one_phase(plan, plan.work, sources, budget, result_bytes)
     if whole.peak_bytes <= budget:
         return whole
-    least: list[Phases] = []
-    for spills in (False, True) if can_spill and plan.work.choices.pieces == 1 else (False,):
-        drafts = [_Draft(plan, plan.work, sources, budget, side, spills) for side in (0, 1)]
+    least = [whole]
+    in_pieces = plan.work.choices.pieces > 1
+    for spills in (False,) if into_out or in_pieces else (False, True):
+        held = plan.result_bytes if in_pieces else result_bytes
+        drafts = [_Draft(plan, plan.work, sources, budget, side, spills, held) for side in (0, 1)]
         if fitting := [found for draft in drafts if (found := draft.fit()) is not None]:
             return min(fitting, key=lambda found: _fetch_seconds(plan, found, copy_rate))
         least += [draft.least() for draft in drafts]
@@ -191,7 +194,7 @@ def _operands(plan: Plan, work: Product, sources: tuple[Source, Source]) -> tupl
     return found[0], found[1]
 
 
-def _one_phase(plan: Plan, work: Product, sources: tuple[Source, Source], budget: int) -> Phases:
+def _one_phase(plan: Plan, work: Product, sources: tuple[Source, Source], budget: int, result_bytes: int) -> Phases:
     """Everything at once."""
     rows, cols = _operands(plan, work, sources)
     fetched = [int(unique_bytes(side)) for side in (rows, cols)]
@@ -206,7 +209,7 @@ def _one_phase(plan: Plan, work: Product, sources: tuple[Source, Source], budget
         chunk_bytes=fetched[1],
         buffer_bytes=plan.packed_bytes + plan.worker_bytes * plan.workers,
         partial_bytes=0,
-        result_bytes=plan.result_bytes,
+        result_bytes=result_bytes,
         spills=False,
         fetched_bytes=_by_operand(work, *fetched),
         budget=budget,
@@ -233,10 +236,17 @@ class _Draft:
     """A product being cut into phases, with one side of it stationary: rows (0) or columns (1)."""
 
     def __init__(
-        self, plan: Plan, work: Product, sources: tuple[Source, Source], budget: int, side: int, spills: bool
+        self,
+        plan: Plan,
+        work: Product,
+        sources: tuple[Source, Source],
+        budget: int,
+        side: int,
+        spills: bool,
+        result_bytes: int,
     ) -> None:
         self.plan, self.work, self.sources, self.budget = plan, work, sources, budget
-        self.side, self.spills = side, spills
+        self.side, self.spills, self.whole_bytes = side, spills, result_bytes
         self.sides = _operands(plan, work, sources)
         self.still, self.moving = self.sides[side], self.sides[1 - side]
         self.buffers = _Buffers(plan, *self.sides)
@@ -253,7 +263,7 @@ class _Draft:
             chunk_bytes=sizes.chunk,
             buffer_bytes=sizes.buffer,
             partial_bytes=self.plan.result_bytes if self.work.choices.pieces > 1 else 0,
-            result_bytes=sizes.result if self.spills else self.plan.result_bytes,
+            result_bytes=sizes.result if self.spills else self.whole_bytes,
             spills=self.spills,
             fetched_bytes=_by_operand(self.work, *sizes.fetched),
             budget=self.budget,
@@ -274,7 +284,7 @@ class _Draft:
         """Phases that keep to the budget; None if there are none."""
         if self.least().peak_bytes > self.budget:
             return None
-        capacity = self.budget - (0 if self.spills else self.plan.result_bytes) - self.buffers.of_workers
+        capacity = self.budget - (0 if self.spills else self.whole_bytes) - self.buffers.of_workers
         for _ in range(SHRINKINGS):
             if capacity <= 0:
                 break
@@ -325,13 +335,17 @@ def _by_operand(work: Product, rows: Any, cols: Any) -> tuple[Any, Any]:
     return (cols, rows) if work.swapped else (rows, cols)
 
 
-def _cut_sum(plan: Plan, work: Sum, sources: tuple[Source, ...], budget: int) -> Phases:
+def _cut_sum(plan: Plan, work: Sum, sources: tuple[Source, ...], budget: int, result_bytes: int) -> Phases:
     """Phases of a reduction: its sources in order, in chunks of half of what the result leaves."""
     operand = plan.operands[0]
     stored = operand.blocks.source[work.source]
     size = operand.pattern.block_sizes[stored] * plan.dtype.itemsize * (not sources[0].resident)
-    room = budget - plan.result_bytes
-    whole = _sum_phases(plan, stored, size, np.array([0, len(stored)]), sources, budget)
+    room = budget - result_bytes
+
+    def phases(cuts: Ints) -> Phases:
+        return _sum_phases(result_bytes, stored, size, cuts, sources, budget)
+
+    whole = phases(np.array([0, len(stored)]))
     if whole.peak_bytes <= budget:
         return whole
     cuts, filled = [0], 0
@@ -340,13 +354,16 @@ def _cut_sum(plan: Plan, work: Sum, sources: tuple[Source, ...], budget: int) ->
             cuts.append(at)
             filled = 0
         filled += each
-    found = _sum_phases(plan, stored, size, np.array([*cuts, len(stored)]), sources, budget)
+    found = phases(np.array([*cuts, len(stored)]))
     if found.peak_bytes > budget:
-        raise _too_little(plan, _sum_phases(plan, stored, size, np.arange(len(stored) + 1), sources, budget))
+        finest = phases(np.arange(len(stored) + 1))
+        raise _too_little(plan, min(whole, finest, key=lambda one: one.peak_bytes))
     return found
 
 
-def _sum_phases(plan: Plan, stored: Ints, size: Ints, cuts: Ints, sources: tuple[Source, ...], budget: int) -> Phases:
+def _sum_phases(
+    result_bytes: int, stored: Ints, size: Ints, cuts: Ints, sources: tuple[Source, ...], budget: int
+) -> Phases:
     """Phases of a reduction for given cuts between its sources."""
     none = np.zeros(0, np.int64)
     ranges = [(int(a), int(b)) for a, b in pairwise(cuts.tolist()) if b > a]
@@ -366,7 +383,7 @@ def _sum_phases(plan: Plan, stored: Ints, size: Ints, cuts: Ints, sources: tuple
         chunk_bytes=max(fetched, default=0),
         buffer_bytes=0,
         partial_bytes=0,
-        result_bytes=plan.result_bytes,
+        result_bytes=result_bytes,
         spills=False,
         fetched_bytes=(sum(fetched),),
         budget=budget,
@@ -416,7 +433,8 @@ class _Buffers:
         largest = int((depth * self.strip_bytes[panels]).max(initial=0))
         everything = int((depth * self.panel_bytes[panels]).sum())
         packed = int(self.rows.pack[rows].sum())
-        return packed + self.plan.workers * min(everything, max(largest, GROUP_BYTES))
+        # A group takes one more strip as long as it has not reached its size.
+        return packed + self.plan.workers * min(everything, GROUP_BYTES + largest)
 
 
 def _depths(operand: CostedSide) -> Ints:

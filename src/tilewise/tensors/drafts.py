@@ -30,9 +30,23 @@ SUFFIX = ".tilewise-draft"
 def parse_path(path: str | os.PathLike[str]) -> Path:
     """A path as a user gives it."""
     try:
-        return Path(path).expanduser()
-    except TypeError:
-        raise InputError(f"{path!r:.60} is no path. Expected a string or a pathlib.Path. Pass one.") from None
+        found = Path(path).expanduser()
+        if "\0" in str(found):
+            raise ValueError("it has a null character")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{path!r:.60} is no path: {error}. Expected a string or a pathlib.Path. Pass one.") from None
+    return found
+
+
+def check_regular(path: Path) -> None:
+    """Raise if a path leads to something else than a file: reading a pipe would wait, writing would replace it."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no file"
+        raise StorageError(f"{path} is {what}. Expected the name of a file. Correct it.")
 
 
 @contextmanager
@@ -42,13 +56,12 @@ def draft(path: Path) -> Iterator[int]:
     Errors of the system become a `StorageError`; then, as after any other exception, the draft is gone and `path` is
     what it was.
     """
-    target = path.resolve()
-    if target.is_dir():
-        raise StorageError(f"{path} is a folder. Expected the name of a file. Add one.")
     try:
+        target = path.resolve()
+        check_regular(target)
         remove_leftovers(target.parent)
         name, handle = _open(target)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise _explained(error, path) from error
     try:
         yield handle
@@ -66,7 +79,7 @@ def draft(path: Path) -> Iterator[int]:
 def _open(target: Path) -> tuple[Path, int]:
     """Make a draft and lock it."""
     while True:
-        name = target.with_name(f".{target.name}.{secrets.token_hex(6)}{SUFFIX}")
+        name = target.with_name(f".{secrets.token_hex(8)}{SUFFIX}")
         handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
         if fcntl is None:
             return name, handle
@@ -103,9 +116,11 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _explained(error: OSError, path: Path) -> StorageError:
+def _explained(error: OSError | RuntimeError, path: Path) -> StorageError:
     if isinstance(error, StorageError):
         return error
+    if not isinstance(error, OSError):
+        return StorageError(f"{path} cannot be written: {error}. What was there is unchanged. Check the path.")
     why = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "Free space, or write to another disk."

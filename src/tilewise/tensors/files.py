@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import h5py
 import numpy as np
@@ -27,7 +27,7 @@ from tilewise.errors import InputError, StorageError, TilewiseError
 from tilewise.patterns import Pattern, Symmetry
 from tilewise.spaces import Space
 from tilewise.spaces.tiling import LABELS
-from tilewise.tensors.drafts import draft, parse_path
+from tilewise.tensors.drafts import check_regular, draft, parse_path
 from tilewise.tensors.protocol import Engine
 from tilewise.tensors.storage import DTYPES, block_offsets
 from tilewise.tensors.tensor import BlockTensor
@@ -87,6 +87,16 @@ class OpenFile:
     """A file descriptor that is closed with its last user."""
 
     handle: int
+    """The descriptor."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OpenFile:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "A tensor whose elements are in a file cannot be pickled: the open file belongs to this process. Expected "
+            "one in memory. Pickle tensor.copy(), or save() it and load() it in the other process."
+        )
 
     def __del__(self) -> None:
         os.close(self.handle)
@@ -239,6 +249,7 @@ def load_tensor(path: str | os.PathLike[str], on_disk: bool, engine: Engine) -> 
     """Open a file that `save_tensor` wrote; see `tilewise.load`."""
     where = parse_path(path)
     try:
+        check_regular(where)
         file = OpenFile(os.open(where, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)))
         tensor = _open_tensor(file, where, engine)
         return tensor if on_disk else tensor.copy()

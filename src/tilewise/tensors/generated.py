@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,23 +38,39 @@ class Generated:
     """Whether several threads may call the function at once."""
     seconds: Floats
     """What making each block is said to cost; zero if nothing was said."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held during a call of a function that is not thread safe."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held until a block is copied, if the function is not thread safe; the function may ask for other blocks."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Generated:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process has a lock of its own."""
+        return Generated, (self.pattern, self.function, self.dtype, self.parallel, self.seconds)
 
     def read(self, row: int, out: Array) -> None:
         """Make a block."""
+        with nullcontext() if self.parallel else self.lock:
+            self._read(row, out)
+
+    def _read(self, row: int, out: Array) -> None:
         index = tuple(self.pattern.index[row].tolist())
-        if self.parallel:
-            value = self._make(index)
-        else:
-            with self.lock:
-                value = self._make(index)
+        value = self._make(index)
         self._check(row, index, value)
-        out[...] = value.ravel()
+        with np.errstate(over="ignore"):
+            out[...] = value.ravel()
+        if out.dtype.itemsize < value.dtype.itemsize and not np.isfinite(out).all():
+            raise GeneratorError(
+                f"The function given to from_function made block {index} with elements too large for {out.dtype.name}. "
+                "Expected a type that can hold them. Scale the block, or pass another dtype= to from_function."
+            )
 
     def _make(self, index: tuple[int, ...]) -> Array:
         try:
-            return np.asarray(self.function(index))
+            value = self.function(index)
+            if isinstance(value, np.ma.MaskedArray):
+                raise TypeError("a masked array has elements that are not there")
+            return np.asarray(value)
         except Exception as error:
             raise GeneratorError(
                 f"The function given to from_function raised {type(error).__name__} for block {index}: {error}. "
@@ -67,7 +84,7 @@ class Generated:
             check_block(value, index, tuple(self.pattern.block_shapes[row].tolist()), self.pattern.symmetry)
         except InputError as error:
             raise GeneratorError(
-                f"The function given to from_function made a block that cannot be used. {error}"
+                f"What the function given to from_function made for block {index} cannot be used. {error}"
             ) from None
         if kind.kind == "c" and self.dtype.kind != "c":
             raise GeneratorError(

@@ -45,10 +45,15 @@ class Memory:
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self.limit = default_limit() if limit is None else limit
+        self._limits = [default_limit() if limit is None else limit]
         self._kept: list[mmap.mmap] = []
         self._returned: deque[mmap.mmap] = deque()
         self._lock = threading.Lock()
+
+    @property
+    def limit(self) -> int:
+        """Most bytes that are kept at the moment."""
+        return min(self._limits)
 
     @property
     def kept_bytes(self) -> int:
@@ -72,13 +77,15 @@ class Memory:
     @contextmanager
     def keeping(self, limit: int) -> Iterator[None]:
         """Keep at most that many bytes during a ``with`` block: those that a budget leaves."""
-        before, self.limit = self.limit, min(self.limit, max(limit, 0))
+        own = max(limit, 0)
+        with self._lock:
+            self._limits.append(own)
+            self._sort_in()
         try:
-            with self._lock:
-                self._sort_in()
             yield
         finally:
-            self.limit = before
+            with self._lock:
+                self._limits.remove(own)
 
     def clear(self) -> None:
         """Return everything that is kept to the system."""

@@ -6,6 +6,7 @@ generator (`tilewise.tensors.generated`) or a file (`tilewise.tensors.files`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -130,8 +131,10 @@ def frobenius_norms(data: Array, offsets: Ints) -> Floats:
 
 
 def frobenius_norm(block: Array) -> float:
-    """The Frobenius norm of one block, right to rounding."""
-    return float(_norms_of_part(block.ravel(), np.zeros(min(block.size, 1), np.int64)).sum())
+    """The Frobenius norm of one block, right to rounding; a large one is looked at in parts."""
+    flat, first = block.ravel(), np.zeros(1, np.int64)
+    parts = (flat[begin : begin + CHUNK_ELEMENTS] for begin in range(0, len(flat), CHUNK_ELEMENTS))
+    return math.hypot(*(float(_norms_of_part(part, first)[0]) for part in parts))
 
 
 def _norms_of_part(data: Array, offsets: Ints) -> Floats:

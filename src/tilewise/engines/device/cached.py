@@ -74,7 +74,8 @@ class Cache:
         """An operation that needed blocks is done."""
         with self._freed:
             for key in keys:
-                self._entries[key].pins -= 1
+                if key in self._entries:  # after the last operation all of them may have gone already
+                    self._entries[key].pins -= 1
             self._freed.notify_all()
 
     def give(self, size: int) -> None:

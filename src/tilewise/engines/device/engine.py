@@ -87,7 +87,7 @@ class DeviceEngine:
         self.progress = check_progress(progress)
         self.memory = self.host.memory
         self.library = load_library(library)
-        if stationary not in (None, 0, 1) or isinstance(stationary, bool):
+        if stationary is not None and (type(stationary) is not int or stationary not in (0, 1)):
             raise InputError(
                 f"stationary={stationary!r} is no operand of a product. Expected 0, 1 or None. Correct it."
             )
@@ -100,12 +100,17 @@ class DeviceEngine:
             _count("devices", devices), parse_memory(capacity, "capacity"), _count("queues", queues), stationary
         )
         self.bandwidth = _rate("bandwidth", bandwidth)
-        if schedule not in SCHEDULES:
+        if not isinstance(schedule, str) or schedule not in SCHEDULES:
             raise InputError(
                 f"schedule={schedule!r} is unknown. Expected one of {', '.join(SCHEDULES)}. Correct the name."
             )
         self.schedule = schedule
         host, own = _rate("host_rate", host_rate), _rate("device_rate", device_rate)
+        if (host is None) != (own is None):
+            raise InputError(
+                f"host_rate={host_rate!r} and device_rate={device_rate!r} do not say how to share. Expected both or "
+                "none. Give the rates of this computer and of a device."
+            )
         shared = host is not None and own is not None
         self.rates = Rates((host if shared else None) or 0.0, own or 1.0, self.bandwidth or 1.0)
 
@@ -124,10 +129,16 @@ class DeviceEngine:
             return plan
         if plan.kernel != "device":
             plan = reinspected(plan, plan.dtype, on_devices=True)
-        if plan.kernel == "device" and (plan.placement is None or plan.placement.devices != self.devices):
+        if plan.kernel == "device" and not self._suits(plan.placement):
             placement = self._place(plan)
             plan = replace(plan, placement=placement, packed_bytes=self._host_bytes(plan, placement))
         return plan
+
+    def _suits(self, placement: Blocked | Cached | None) -> bool:
+        """Whether a product was placed for these devices, in a way that the schedule allows."""
+        if placement is None or placement.devices != self.devices:
+            return False
+        return isinstance(placement, {"auto": object, "blocked": Blocked, "cache": Cached}[self.schedule])
 
     def _place(self, plan: Plan) -> Blocked | Cached:
         """Holds and chunks where they fit, unless the memory of the devices is to be a cache."""
@@ -250,6 +261,7 @@ def _count(name: str, value: Any) -> int:
 def _rate(name: str, value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value < np.inf:
+    known = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not known or not 0 < value < np.inf:
         raise InputError(f"{name}={value!r} is no rate. Expected a positive number, or None. Correct it.")
     return float(value)

@@ -70,15 +70,12 @@ class Neighbours:
         """
         with self._lock:
             for resident in self._places.get(key, {}).values():
-                if resident.event.done() and resident.event.exception() is None:
+                event = resident.event
+                if event.done() and not event.cancelled() and event.exception() is None:
                     event = copy(resident)
                     resident.readers.append(event)
                     return event
         return None
-
-
-MADE_UP = 0.02
-"""Seconds that transfers may be late and still catch up; after a longer rest the pace begins anew."""
 
 
 class Pace:
@@ -87,18 +84,24 @@ class Pace:
     def __init__(self, bandwidth: float | None) -> None:
         self._bandwidth = bandwidth
         self._free = 0.0
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Let nobody wait any longer."""
+        self._stopped.set()
 
     @contextmanager
-    def taking(self, size: int) -> Iterator[None]:
-        """Take as long as the bandwidth says for so many bytes; what one took too long, the next ones make up for."""
-        begin = time.perf_counter()
+    def taking(self, size: int, asked: float) -> Iterator[None]:
+        """Take as long as the bandwidth says for so many bytes that could have gone since they were asked for.
+
+        Where one transfer took too long, those that waited behind it make up for that.
+        """
         yield
         if self._bandwidth is not None:
-            late = begin - self._free
-            self._free = (self._free if late < MADE_UP else begin) + size / (1e9 * self._bandwidth)
+            self._free = max(asked, self._free) + size / (1e9 * self._bandwidth)
             early = self._free - time.perf_counter()
             if early > 0:  # sleeping for no time at all gives the processor away, too
-                time.sleep(early)
+                self._stopped.wait(early)
 
 
 class Device:
@@ -137,15 +140,15 @@ class Device:
             for name in ("in", "out", *(f"compute{i}" for i in range(queues)))
         )
         self.came = {0: [0, 0], 1: [0, 0]}
-        self.host_bytes = self.neighbour_bytes = self.out_bytes = self.out_blocks = 0
+        self.neighbour_bytes = self.out_bytes = self.out_blocks = 0
 
     def bring(self, key: Key, size: int, matrix: Callable[[], Array]) -> Resident:
         """Begin to bring a block, from a neighbour if one has it, else as `matrix` gives it."""
         self.account.take(size, f"Block {key[1]} of operand {key[0]} on device {self.number}")
-        event = self.neighbours.borrow(key, lambda held: self.incoming.submit(lambda: self._copy(held, size)))
+        asked = time.perf_counter()
+        event = self.neighbours.borrow(key, lambda held: self.incoming.submit(lambda: self._copy(held, size, asked)))
         if event is None:
-            self.host_bytes += size
-            event = self.incoming.submit(lambda: self._upload(matrix, size))
+            event = self.incoming.submit(lambda: self._upload(matrix, size, asked))
         else:
             self.neighbour_bytes += size
         self.came[key[0]][0] += 1
@@ -154,12 +157,12 @@ class Device:
         self.neighbours.add(key, self.number, resident)
         return resident
 
-    def _upload(self, matrix: Callable[[], Array], size: int) -> Any:
-        with self._pace_in.taking(size):
+    def _upload(self, matrix: Callable[[], Array], size: int, asked: float) -> Any:
+        with self._pace_in.taking(size, asked):
             return self.library.upload(matrix(), self.number)
 
-    def _copy(self, held: Resident, size: int) -> Any:
-        with self._pace_in.taking(size):
+    def _copy(self, held: Resident, size: int, asked: float) -> Any:
+        with self._pace_in.taking(size, asked):
             return self.library.copy(held.array, self.number)
 
     def make(self, shape: tuple[int, ...], dtype: np.dtype[Any], size: int, queue: int) -> Resident:
@@ -172,7 +175,7 @@ class Device:
         """Bring a finished result block back, hand it to `take`, and let it go."""
 
         def work() -> None:
-            with self._pace_out.taking(result.size):
+            with self._pace_out.taking(result.size, time.perf_counter()):
                 host = self.library.download(result.array)
             result.forget()
             self.account.give(result.size)
@@ -194,6 +197,8 @@ class Device:
     def close(self) -> None:
         """Stop all queues, all at once: an operation of one may wait for those of another."""
         queues = (self.incoming, self.outgoing, *self.computing)
+        self._pace_in.stop()
+        self._pace_out.stop()
         for queue in queues:
             queue.cancel()
         for queue in queues:
