@@ -19,7 +19,7 @@ from tilewise.expressions import check_spaces, check_text, parse_expression
 from tilewise.machine import Machine
 from tilewise.patterns import Pattern, equal_structure
 from tilewise.plans import Plan, Program, Step, plan_steps
-from tilewise.plans.fitting import into_tensor, within_budget
+from tilewise.plans.fitting import within_budget
 from tilewise.plans.phases import Source
 from tilewise.plans.propagation import NORM_LENIENCE, parse_tolerance, scaled_error
 from tilewise.plans.steps import check_errors, propagate_errors, reinspected, step_error
@@ -178,14 +178,14 @@ def execute(
     steps = plan.steps if isinstance(plan, Program) else (Step(plan, tuple(range(len(plan.operands))), -1, ()),)
     patterns = plan.operands if isinstance(plan, Program) else tuple(o.pattern for o in plan.operands)
     _check_match(patterns, operands, plan.tolerance if len(patterns) > 1 else None)
-    if (dtype := _dtype(operands)) != plan.dtype:
-        steps = _in_type(steps, operands, dtype)
+    dtype = _dtype(operands)
+    if dtype != plan.dtype or (out is not None and steps[-1].plan.spills):
+        steps = _refitted(steps, operands, dtype, out is not None)
     promised = _promised_error(plan.tolerance, steps, patterns, operands)
     alpha = parse_factor("alpha", alpha, dtype)
     beta = parse_factor("beta", beta, dtype)
     if out is not None:
         _check_out(out, plan.result, dtype, operands)
-        steps = into_tensor(steps, _sources(operands, dtype))
     elif beta != 0:
         raise InputError(f"beta={beta!r} scales what out= holds, but there is no out=. Pass out= or leave beta away.")
     alive = dict(enumerate(operands))
@@ -268,13 +268,19 @@ def _sources(operands: Sequence[Operand], dtype: np.dtype[np.generic]) -> list[S
     return [sources_of([o], dtype)[0] if isinstance(o, BlockTensor) else Source(resident=True) for o in operands]
 
 
-def _in_type(steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: np.dtype[np.generic]) -> tuple[Step, ...]:
-    """Steps for another element type, within the budget that they had together."""
-    made = tuple(replace(step, plan=replace(reinspected(step.plan, dtype), budget=None)) for step in steps)
+def _refitted(
+    steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: np.dtype[np.generic], into_out: bool
+) -> tuple[Step, ...]:
+    """Steps for another element type, or for a result that goes to a tensor, within the budget they had together."""
+    made = tuple(replace(step, plan=replace(_in_type(step.plan, dtype), budget=None, phases=None)) for step in steps)
     if all(step.plan.budget is None for step in steps):
         return made
     # Nothing is held beside the first step; without a budget of its own, none was asked for.
-    return within_budget(made, _sources(operands, dtype), steps[0].plan.budget, steps[0].plan.scratch)
+    return within_budget(made, _sources(operands, dtype), steps[0].plan.budget, steps[0].plan.scratch, into_out)
+
+
+def _in_type(plan: Plan, dtype: np.dtype[np.generic]) -> Plan:
+    return plan if plan.dtype == dtype else reinspected(plan, dtype)
 
 
 def _engine(engine: Any) -> Engine:

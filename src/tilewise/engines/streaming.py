@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -147,23 +147,53 @@ class Fetcher:
             raise
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an engine is asked to run: a plan, or the part of one."""
+
+    plan: Plan
+    """What is done."""
+    operands: tuple[BlockTensor, ...]
+    """The operands."""
+    out: BlockTensor | None
+    """Where the result is added, if it is."""
+    alpha: Scalar
+    """Factor of the result."""
+    beta: Scalar
+    """Factor of what `out` holds."""
+    account: Account | None
+    """Where memory is counted; None if nobody asked for a budget."""
+    watch: Watch
+    """Who tells how far it has come."""
+
+
 class Runner(Engine, Protocol):
-    """An engine that computes with operands in memory."""
+    """An engine of this computer: it computes with operands in memory, and runs a plan in phases where it has to."""
 
     memory: Memory
     progress: Tell | None
 
-    def run_resident(
+    def run_resident(self, call: Call) -> tuple[BlockTensor, Trace]:
+        """Run a call whose operands are in memory."""
+
+    def run(
         self,
         plan: Plan,
         operands: Sequence[BlockTensor],
-        out: BlockTensor | None,
-        alpha: Scalar,
-        beta: Scalar,
-        account: Account | None,
-        watch: Watch,
-    ) -> tuple[BlockTensor, Trace]:
-        """Run a plan, or the part of one."""
+        *,
+        out: BlockTensor | None = None,
+        alpha: Scalar = 1,
+        beta: Scalar = 0,
+    ) -> BlockTensor:
+        """Run a plan, all at once or phase by phase; see `tilewise.tensors.Engine`."""
+        made = self.prepare(plan)
+        phases = phases_for(made, operands, out is not None)
+        with Watch(self.progress, made.label, made.flops) as watch:
+            call = Call(made, tuple(operands), out, alpha, beta, None, watch)
+            target, trace = self.run_resident(call) if phases is None else stream(self, call, phases)
+        plan.runs.append(trace)
+        target.engine = self
+        return target
 
 
 def phases_for(plan: Plan, operands: Sequence[BlockTensor], into_out: bool) -> Phases | None:
@@ -194,107 +224,75 @@ def sources_of(operands: Sequence[BlockTensor], dtype: np.dtype[Any]) -> tuple[S
     )
 
 
-def run_plan(
-    runner: Runner,
-    plan: Plan,
-    operands: Sequence[BlockTensor],
-    out: BlockTensor | None,
-    alpha: Scalar,
-    beta: Scalar,
-) -> BlockTensor:
-    """What `Engine.run` does for an engine of this computer: all at once, or in phases where a budget asks for them."""
-    made = runner.prepare(plan)
-    phases = phases_for(made, operands, out is not None)
-    with Watch(runner.progress, made.label, made.flops) as watch:
-        if phases is None:
-            target, trace = runner.run_resident(made, operands, out, alpha, beta, None, watch)
-        else:
-            target, trace = stream(runner, made, phases, operands, out, alpha, beta, watch)
-    plan.runs.append(trace)
-    target.engine = runner
-    return target
-
-
-def stream(
-    runner: Runner,
-    plan: Plan,
-    phases: Phases,
-    operands: Sequence[BlockTensor],
-    out: BlockTensor | None,
-    alpha: Scalar,
-    beta: Scalar,
-    watch: Watch,
-) -> tuple[BlockTensor, Trace]:
+def stream(runner: Runner, call: Call, phases: Phases) -> tuple[BlockTensor, Trace]:
     """Run a plan phase by phase, with everything it adds counted."""
     begin = time.perf_counter()
-    account = Account(phases.budget)
-    memory = runner.memory
+    account, memory, plan = Account(phases.budget), runner.memory, call.plan
     with ExitStack() as stack:
         stack.enter_context(memory.keeping(phases.budget - phases.peak_bytes))
         buffers = []
         for size in (phases.held_bytes, *[phases.chunk_bytes] * (2 if phases.prefetches else 1)):
             stack.enter_context(account.holding(size, "What a phase fetches"))
             buffers.append(memory.empty(size // plan.dtype.itemsize, plan.dtype))
-        fetcher = Fetcher(plan, phases, operands, buffers)
+        fetcher = Fetcher(plan, phases, call.operands, buffers)
         stack.callback(fetcher.close)
-        run = _Run(runner, plan, phases, fetcher, account, watch)
-        target = run.start(out, alpha, beta)
+        run = _Run(runner, replace(call, account=account), phases, fetcher, account)
+        target = run.start()
     return target, run.trace(time.perf_counter() - begin)
 
 
 class _Run:
     """The phases of one run."""
 
-    def __init__(
-        self, runner: Runner, plan: Plan, phases: Phases, fetcher: Fetcher, account: Account, watch: Watch
-    ) -> None:
-        self.runner, self.plan, self.phases, self.fetcher = runner, plan, phases, fetcher
-        self.account, self.watch = account, watch
+    def __init__(self, runner: Runner, call: Call, phases: Phases, fetcher: Fetcher, account: Account) -> None:
+        self.runner, self.call, self.phases, self.fetcher, self.account = runner, call, phases, fetcher, account
+        self.plan = call.plan
         self.traces: list[Trace] = []
         self.spans: list[Span] = []
         self.written = 0
 
-    def start(self, out: BlockTensor | None, alpha: Scalar, beta: Scalar) -> BlockTensor:
+    def start(self) -> BlockTensor:
         """All phases; their parts are added to one result."""
         if len(self.phases.sequence) < 2:
             ready = next(self.fetcher.run(), None)
-            given = self.fetcher.operands if ready is None else ready.operands
-            return self._compute(self.plan, given, out, alpha, beta)
+            return self._compute(self.call if ready is None else replace(self.call, operands=ready.operands))
         if self.phases.spills:
-            return self._spilled(alpha)
+            return self._spilled()
         if self.phases.partial_bytes:
-            return self._in_pieces(out, alpha, beta)
-        target = self._zeros() if out is None else out
+            return self._in_pieces()
+        target, beta = self._zeros() if self.call.out is None else self.call.out, self.call.beta
         for ready in self.fetcher.run():
-            self._compute(ready.plan, ready.operands, target, alpha, beta)
+            self._add(ready, target, beta)
             beta = 1
         return target
 
-    def _compute(
-        self, plan: Plan, operands: Sequence[BlockTensor], out: BlockTensor | None, alpha: Scalar, beta: Scalar
-    ) -> BlockTensor:
+    def _add(self, ready: Ready, target: BlockTensor, beta: Scalar = 1) -> None:
+        """Compute what a phase adds to a result."""
+        self._compute(replace(self.call, plan=ready.plan, operands=ready.operands, out=target, beta=beta))
+
+    def _compute(self, call: Call) -> BlockTensor:
         begin = time.perf_counter()
-        target, trace = self.runner.run_resident(plan, operands, out, alpha, beta, self.account, self.watch)
+        target, trace = self.runner.run_resident(call)
         self.spans.append((begin, time.perf_counter()))
         self.traces.append(trace)
         return target
 
-    def _in_pieces(self, out: BlockTensor | None, alpha: Scalar, beta: Scalar) -> BlockTensor:
+    def _in_pieces(self) -> BlockTensor:
         """All phases of a sum in pieces: each piece starts from zero, and they are added up in order."""
         total, piece = self._zeros(), self._zeros()
         for ready in self.fetcher.run():
-            self._compute(ready.plan, ready.operands, piece, alpha, 1)
+            self._add(ready, piece)
             if ready.phase.closes:
                 total.arena.data[...] += piece.arena.data
                 piece.arena.data[...] = 0
         total.replace_norms(block_norms(total.arena.data, total.arena.offsets))
-        if out is None:
+        if self.call.out is None:
             return total
         names = tuple(map(str, range(total.ndim)))
         copy = inspect_reduction(Reduction(names, names), total.pattern, self.plan.dtype, workers=self.plan.workers)
-        return self._compute(copy, [total], out, 1, beta)
+        return self._compute(replace(self.call, plan=copy, operands=(total,), alpha=1))
 
-    def _spilled(self, alpha: Scalar) -> BlockTensor:
+    def _spilled(self) -> BlockTensor:
         """All phases of a result that does not fit: the part that a block adds to is held, then written out."""
         plan, size = self.plan, self.phases.result_bytes
         scratch = ScratchFile(plan.result, plan.dtype, plan.scratch)
@@ -306,7 +304,7 @@ class _Run:
                     self._write_out(held, scratch)
                     held = ready.phase.spilled, _part_of(plan, ready.phase.spilled, buffer, self.runner)
                 assert held is not None
-                self._compute(ready.plan, ready.operands, held[1], alpha, 1)
+                self._add(ready, held[1])
             self._write_out(held, scratch)
         return scratch.tensor(self.runner)
 

@@ -19,8 +19,8 @@ from tilewise.engines.kernels.loops import loop_cells
 from tilewise.engines.kernels.microkernel import REGISTER_BYTES
 from tilewise.engines.kernels.products import Packed, make_tile, multiply_cells, pack_all_rows
 from tilewise.engines.kernels.reductions import gather_blocks, make_scratch
-from tilewise.engines.progress import Tell, Watch, check_progress
-from tilewise.engines.streaming import run_plan
+from tilewise.engines.progress import Tell, check_progress
+from tilewise.engines.streaming import Call, Runner
 from tilewise.engines.targets import Target, make_target, scale_target
 from tilewise.engines.views import blocks_view, cells_view, frozen, gather_view, panels_view, result_view
 from tilewise.engines.workers import Workers, available_cores
@@ -97,7 +97,7 @@ class Job:
         return rows, cols, result_view(self.target, work.result, data(self.target.arena.data))
 
 
-class ThreadsEngine:
+class ThreadsEngine(Runner):
     """Runs plans with threads of ours, one BLAS thread in each.
 
     Parameters
@@ -134,36 +134,16 @@ class ThreadsEngine:
         """The plan with its products on this computer, should they have been meant for devices."""
         return reinspected(plan, plan.dtype) if plan.kernel == "device" else plan
 
-    def run(
-        self,
-        plan: Plan,
-        operands: Sequence[BlockTensor],
-        *,
-        out: BlockTensor | None = None,
-        alpha: Scalar = 1,
-        beta: Scalar = 0,
-    ) -> BlockTensor:
-        """Run a plan; see `tilewise.tensors.Engine`."""
-        return run_plan(self, plan, operands, out, alpha, beta)
-
-    def run_resident(
-        self,
-        plan: Plan,
-        operands: Sequence[BlockTensor],
-        out: BlockTensor | None,
-        alpha: Scalar,
-        beta: Scalar,
-        account: Account | None,
-        watch: Watch,
-    ) -> tuple[BlockTensor, Trace]:
+    def run_resident(self, call: Call) -> tuple[BlockTensor, Trace]:
         """Run a plan, or the part of one, whose operands are in memory."""
+        plan = call.plan
         begin = time.perf_counter()
-        target = make_target(self, self.memory, plan, out, account)
-        scale_target(target, beta)
-        job = self._job(plan, operands, target, alpha, account)
-        with watch.following(lambda: int(job.tally[:, 2].sum())):
+        target = make_target(self, self.memory, plan, call.out, call.account)
+        scale_target(target, call.beta)
+        job = self._job(plan, call.operands, target, call.alpha, call.account)
+        with call.watch.following(lambda: int(job.tally[:, 2].sum())):
             packing_seconds, buffer_bytes, squares = self._compute(job)
-        target.finish(squares, beta)
+        target.finish(squares, call.beta)
         tasks, calls, flops = (int(n) for n in job.tally.sum(axis=0))
         return job.target, Trace(
             label=plan.label,

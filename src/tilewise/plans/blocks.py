@@ -31,6 +31,7 @@ class CostedSide:
     """One side of a product with what its entries cost."""
 
     side: Side
+    """Its entries, ordered by panel."""
     stored: Ints
     """Stored block behind each entry."""
     segment: Ints

@@ -32,10 +32,17 @@ UNITS = {"": 1, "B": 1} | {
 
 def parse_memory(memory: Any, option: str = "memory") -> int:
     """Bytes of a budget: an integer, a string with a unit, or None for what the environment or the machine gives."""
+    if not is_asked(memory):
+        return default_budget()
     if memory is None:
-        given = os.environ.get(VARIABLE, "")
-        return default_budget() if not given.strip() else _parse(given, f"{VARIABLE}={given!r}")
+        given = os.environ[VARIABLE]
+        return _parse(given, f"{VARIABLE}={given!r}")
     return _parse(memory, f"{option}={memory!r:.40}")
+
+
+def is_asked(memory: Any) -> bool:
+    """Whether a budget was named, in the call or in the environment."""
+    return memory is not None or bool(os.environ.get(VARIABLE, "").strip())
 
 
 def _parse(memory: Any, what: str) -> int:

@@ -196,10 +196,10 @@ def plan_blocked(plan: Plan, devices: Devices) -> Blocked:
         raise TypeError("Only a product goes to devices.")
     order = (1, 0) if plan.work.swapped else (0, 1)
     sides = (0, 1) if devices.stationary is None else (order[devices.stationary],)
-    drafts = [_Draft(plan, plan.work, devices, side) for side in sides]
-    if fitting := [found for draft in drafts if (found := draft.fit()) is not None]:
+    cutters = [_HoldCutter(plan, plan.work, devices, side) for side in sides]
+    if fitting := [found for cutter in cutters if (found := cutter.fit()) is not None]:
         return min(fitting, key=lambda found: found.moved_bytes)
-    least = min(draft.least_bytes for draft in drafts)
+    least = min(cutter.least_bytes for cutter in cutters)
     raise MemoryBudgetError(
         f"{plan.label} cannot be cut into blocks and chunks for devices of {devices.capacity} bytes. At least {least} "
         "are needed. Give that much with capacity=, or use smaller tiles.",
@@ -244,7 +244,7 @@ class _There:
         return replace(hold, chunks=(replace(chunk, streamed=new),), peak_bytes=self._bytes + before + kept)
 
 
-class _Draft:
+class _HoldCutter:
     """A product being cut, with one side of it stationary."""
 
     def __init__(self, plan: Plan, work: Product, devices: Devices, side: int) -> None:

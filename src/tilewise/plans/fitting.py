@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewise.errors import MemoryBudgetError
 from tilewise.machine import Machine
-from tilewise.plans.budget import VARIABLE, parse_memory
+from tilewise.plans.budget import is_asked, parse_memory
 from tilewise.plans.phases import Source, plan_phases
 from tilewise.plans.program import Step
 
@@ -17,7 +16,11 @@ SMALL_BYTES = 256 << 20
 
 
 def within_budget(
-    steps: Sequence[Step], sources: Sequence[Source], memory: int | str | None, scratch: str | None
+    steps: Sequence[Step],
+    sources: Sequence[Source],
+    memory: int | str | None,
+    scratch: str | None,
+    into_out: bool = False,
 ) -> tuple[Step, ...]:
     """Steps that keep to a budget together, intermediates that are alive included.
 
@@ -33,8 +36,10 @@ def within_budget(
         The budget as the user gave it.
     scratch : str, optional
         Folder for results that do not fit.
+    into_out : bool
+        Whether the last step adds to a tensor that is in memory.
     """
-    asked = memory is not None or bool(os.environ.get(VARIABLE, "").strip())
+    asked = is_asked(memory)
     needed = sum(step.plan.peak_bytes for step in steps)
     free = not asked and all(source.resident for source in sources)
     if free and needed < SMALL_BYTES:
@@ -44,12 +49,12 @@ def within_budget(
         return tuple(steps)
     rate = Machine.measured().copy_rate
     try:
-        return _fit_steps(steps, sources, budget, rate, asked, scratch)
+        return _fit_steps(steps, sources, budget, rate, asked, scratch, into_out)
     except MemoryBudgetError as error:
         least, first = error.least_bytes, error
     while True:  # what the first step that does not fit needs may not be enough for a later one
         try:
-            _fit_steps(steps, sources, least, rate, asked, scratch)
+            _fit_steps(steps, sources, least, rate, asked, scratch, into_out)
         except MemoryBudgetError as error:
             least = error.least_bytes
         else:
@@ -66,6 +71,7 @@ def _fit_steps(
     copy_rate: float,
     asked: bool,
     scratch: str | None,
+    into_out: bool,
 ) -> tuple[Step, ...]:
     """Steps that keep to a budget, or the error of the first one that cannot."""
     known = dict(enumerate(sources))
@@ -77,26 +83,14 @@ def _fit_steps(
         plan = step.plan
         if asked or plan.peak_bytes > budget - held or not all(source.resident for source in own):
             try:
-                phases = plan_phases(plan, own, budget - held, copy_rate)
+                phases = plan_phases(plan, own, budget - held, copy_rate, into_out and step is steps[-1])
             except MemoryBudgetError as error:
                 beside = f" Other tensors hold {held} of the {budget} bytes meanwhile." if held else ""
                 raise MemoryBudgetError(f"{error}{beside}", budget, error.least_bytes + held) from None
             plan = replace(plan, budget=budget - held, phases=phases, scratch=scratch)
         made.append(replace(step, plan=plan))
-        known[step.result] = Source(resident=plan.phases is None or not plan.phases.spills)
+        known[step.result] = Source(resident=not plan.spills)
         alive[step.result] = plan.kept_bytes
         for number in step.frees:
             alive.pop(number, None)
     return tuple(made)
-
-
-def into_tensor(steps: Sequence[Step], sources: Sequence[Source]) -> tuple[Step, ...]:
-    """Steps whose last one adds to a tensor in memory, should it have been meant to leave its result on disk."""
-    last = steps[-1].plan
-    if last.budget is None or (last.phases is not None and not last.phases.spills):
-        return tuple(steps)
-    known = dict(enumerate(sources))
-    known |= {s.result: Source(s.plan.phases is None or not s.plan.phases.spills) for s in steps[:-1]}
-    own = tuple(known[number] for number in steps[-1].inputs)
-    phases = plan_phases(last, own, last.budget, Machine.measured().copy_rate, into_out=True)
-    return (*steps[:-1], replace(steps[-1], plan=replace(last, phases=phases)))

@@ -135,10 +135,10 @@ def plan_phases(
     in_pieces = plan.work.choices.pieces > 1
     for spills in (False,) if into_out or in_pieces else (False, True):
         held = plan.result_bytes if in_pieces else result_bytes
-        drafts = [_Draft(plan, plan.work, sources, budget, side, spills, held) for side in (0, 1)]
-        if fitting := [found for draft in drafts if (found := draft.fit()) is not None]:
+        cutters = [_PhaseCutter(plan, plan.work, sources, budget, side, spills, held) for side in (0, 1)]
+        if fitting := [found for cutter in cutters if (found := cutter.fit()) is not None]:
             return min(fitting, key=lambda found: _fetch_seconds(plan, found, copy_rate))
-        least += [draft.least() for draft in drafts]
+        least += [cutter.least() for cutter in cutters]
     raise _too_little(plan, min(least, key=lambda found: found.peak_bytes))
 
 
@@ -232,7 +232,7 @@ class _Sizes:
     """What was fetched of rows and columns, all in all."""
 
 
-class _Draft:
+class _PhaseCutter:
     """A product being cut into phases, with one side of it stationary: rows (0) or columns (1)."""
 
     def __init__(

@@ -83,9 +83,14 @@ class Plan:
         return self.result.nbytes(self.dtype)
 
     @property
+    def spills(self) -> bool:
+        """Whether the result goes to a scratch file."""
+        return self.phases is not None and self.phases.spills
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes of the result that stay in memory after the run: none if it goes to a scratch file."""
-        return 0 if self.phases is not None and self.phases.spills else self.result_bytes
+        return 0 if self.spills else self.result_bytes
 
     @property
     def peak_bytes(self) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.engines.accounts import Account
 from tilewise.engines.blas import limit_blas
 from tilewise.engines.device.blocked import BlockedRun
 from tilewise.engines.device.cached import CachedRun
@@ -18,8 +17,8 @@ from tilewise.engines.device.drivers import Job
 from tilewise.engines.device.libraries import load_library
 from tilewise.engines.device.matrices import Sink, make_readers
 from tilewise.engines.device.memory import Device, Neighbours
-from tilewise.engines.progress import Tell, Watch, check_progress
-from tilewise.engines.streaming import run_plan
+from tilewise.engines.progress import Tell, check_progress
+from tilewise.engines.streaming import Call, Runner
 from tilewise.engines.targets import make_target, scale_target
 from tilewise.engines.threads import ThreadsEngine
 from tilewise.errors import InputError, MemoryBudgetError
@@ -36,7 +35,7 @@ SCHEDULES = ("auto", "blocked", "cache")
 """What ``schedule=`` takes."""
 
 
-class DeviceEngine:
+class DeviceEngine(Runner):
     """Runs products on devices.
 
     Parameters
@@ -162,47 +161,26 @@ class DeviceEngine:
             staging += own.packed_bytes + own.worker_bytes * self.workers
         return staging
 
-    def run(
-        self,
-        plan: Plan,
-        operands: Sequence[BlockTensor],
-        *,
-        out: BlockTensor | None = None,
-        alpha: Scalar = 1,
-        beta: Scalar = 0,
-    ) -> BlockTensor:
-        """Run a plan; see `tilewise.tensors.Engine`."""
-        return run_plan(self, plan, operands, out, alpha, beta)
-
-    def run_resident(
-        self,
-        plan: Plan,
-        operands: Sequence[BlockTensor],
-        out: BlockTensor | None,
-        alpha: Scalar,
-        beta: Scalar,
-        account: Account | None,
-        watch: Watch,
-    ) -> tuple[BlockTensor, Trace]:
+    def run_resident(self, call: Call) -> tuple[BlockTensor, Trace]:
         """Run a plan, or the part of one, whose operands are in memory."""
-        plan = self.prepare(plan)
+        plan = self.prepare(call.plan)
         if plan.kernel != "device":
-            return self.host.run_resident(plan, operands, out, alpha, beta, account, watch)
+            return self.host.run_resident(replace(call, plan=plan))
         assert isinstance(plan.work, Product)
         begin = time.perf_counter()
-        target = make_target(self, self.memory, plan, out, account)
-        scale_target(target, beta)
-        factor = plan.dtype.type(alpha if plan.dtype.kind == "c" else complex(alpha).real)
+        target = make_target(self, self.memory, plan, call.out, call.account)
+        scale_target(target, call.beta)
+        factor = plan.dtype.type(call.alpha if plan.dtype.kind == "c" else complex(call.alpha).real)
         sink = Sink(plan.result, plan.work.result, target, factor)
         with ExitStack() as stack:
-            if account is not None:
-                stack.enter_context(account.holding(plan.packed_bytes, "Blocks on their way to a device and back"))
+            if call.account is not None:
+                stack.enter_context(call.account.holding(plan.packed_bytes, "Blocks on their way to a device and back"))
             stack.enter_context(limit_blas())
-            job = Job(plan, self._devices(stack), make_readers(plan, plan.work, operands), sink)
-            with watch.following(lambda: job.tally.flops):
-                self._compute(job, plan.work, operands, alpha)
+            job = Job(plan, self._devices(stack), make_readers(plan, plan.work, call.operands), sink)
+            with call.watch.following(lambda: job.tally.flops):
+                self._compute(job, plan.work, call.operands, call.alpha)
             levels = tuple(device.level(_projected(plan, device)) for device in job.devices)
-        target.finish(sink.squares, beta)
+        target.finish(sink.squares, call.beta)
         return target.tensor, Trace(
             label=plan.label,
             seconds=time.perf_counter() - begin,
