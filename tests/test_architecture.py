@@ -209,7 +209,7 @@ def test_mutable_state_is_recognised() -> None:
     assert [line.partition(": ")[2] for line in lines] == ["cache", "table", "rows", "buffer", "global"]
 
 
-def test_only_the_default_engine_is_a_context_variable() -> None:
+def test_only_the_engine_and_functions_at_work_are_context_variables() -> None:
     trees = {module_id(path): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
     made = [
         name
@@ -217,4 +217,4 @@ def test_only_the_default_engine_is_a_context_variable() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and called_name(node) == "ContextVar"
     ]
-    assert len(made) <= 1, made
+    assert sorted(made) == ["engines/base.py", "tensors/generated.py"]

@@ -25,7 +25,7 @@ from tilewise.plans.propagation import NORM_LENIENCE, parse_tolerance, scaled_er
 from tilewise.plans.steps import check_errors, propagate_errors, reinspected, step_error
 from tilewise.spaces.differences import modes_text
 from tilewise.tensors import BlockTensor, Engine
-from tilewise.tensors.drafts import parse_path
+from tilewise.tensors.drafts import parse_scratch
 from tilewise.tensors.protocol import Scalar
 from tilewise.tensors.scalars import parse_factor
 
@@ -137,7 +137,7 @@ def plan(
     tolerance, workers = parse_tolerance(tol), runner.workers
     steps, bound = plan_steps(parsed, patterns, _dtype(operands), tolerance, errors, workers)
     steps = tuple(replace(step, plan=runner.prepare(step.plan)) for step in steps)
-    folder = None if scratch is None else str(parse_path(scratch))
+    folder = None if scratch is None else parse_scratch(scratch)
     if memory is not None or all(isinstance(o, BlockTensor) for o in operands):
         steps = within_budget(steps, _sources(operands, _dtype(operands)), memory, folder)
     made: Plan | Program

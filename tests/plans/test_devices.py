@@ -178,7 +178,7 @@ def test_holds_are_dealt_to_the_devices_in_turn(made: tuple[Plan, Blocked]) -> N
 @settings(max_examples=100)
 @given(cuts())
 def test_the_capacity_is_kept(made: tuple[Plan, Blocked]) -> None:
-    """With two chunks at a time, or with two holds beside what stays; and one product under way in each queue."""
+    """With two chunks at a time, or with a few holds beside what stays; and one product under way in each queue."""
     plan, cut = made
     for number in range(cut.devices.count):
         own = [hold for hold in cut.holds if hold.device == number]
@@ -201,17 +201,21 @@ def passing(plan: Plan, cut: Blocked, holds: list[Hold]) -> Iterator[int]:
 
 def staying(plan: Plan, cut: Blocked, holds: list[Hold]) -> Iterator[int]:
     """The same where the streamed operand stays."""
-    sizes, there = block_bytes(plan), 0
-    for before, hold in zip([None, *holds], holds, strict=False):
+    sizes, there, results = block_bytes(plan), 0, set[int]()
+    for number, hold in enumerate(holds):
+        together = holds[max(number + 1 - cut.at_once, 0) : number + 1]
         there += sum(int(sizes[1 - cut.stationary][chunk.streamed].sum()) for chunk in hold.chunks)
-        both = [hold] if before is None else [before, hold]
-        kept = sum(int(sizes[cut.stationary][each.held].sum() + sizes[2][each.made].sum()) for each in both)
-        yield there + kept + cut.devices.queues * max(int(sizes[2][each.made].max()) for each in both)
-        assert hold.made.tolist() == hold.done.tolist()
+        results |= set(hold.made.tolist())
+        held = sum(int(sizes[cut.stationary][each.held].sum()) for each in together)
+        made = sizes[2][list(results)]
+        yield there + held + int(made.sum()) + cut.devices.queues * int(made.max())
+        if len(together) == cut.at_once:
+            results -= set(together[0].done.tolist())
+    assert results <= {block for hold in holds[1 - cut.at_once :] for block in hold.done.tolist()}
 
 
 def test_what_fits_stays() -> None:
-    """A small operand that fits beside two holds comes once to each device; in less memory it passes by."""
+    """A small operand that fits beside a few holds comes once to each device; in less memory it passes by."""
     m, k, n = tw.Space([8] * 2), tw.Space([10] * 6), tw.Space([9] * 30)
     plan = on_devices(tw.plan("ik,kj->ij", tw.Pattern.dense((m, k)), tw.Pattern.dense((k, n))))
     small, large, result = (int(sizes.sum()) for sizes in block_bytes(plan))

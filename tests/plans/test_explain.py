@@ -12,6 +12,7 @@ import pytest
 import tilewise as tw
 from tilewise.machine import Machine
 from tilewise.plans.explain import Report, Table, bytes_text, count_text, percent_text, seconds_text, to_html, to_text
+from tilewise.trace import DEVICES, MEMORY
 
 BOX = Machine(
     "my box",
@@ -138,6 +139,53 @@ def test_program_lists_its_steps() -> None:
     measured = sum(step.plan.runs[-1].seconds for step in program.steps)
     assert found["time"] == [seconds_text(program.seconds), seconds_text(measured)]
     assert found["flops"] == [count_text(program.flops)] * 2
+    assert found["peak memory"] == [bytes_text(program.peak_bytes), bytes_text(program.measured_bytes)]
+
+
+def test_program_shows_what_crosses_in_each_step() -> None:
+    tensors = [tw.random((OCC, VIR), seed=0), tw.random((VIR, VIR), seed=1), tw.random((VIR, OCC), seed=2)]
+    lazy = [tw.from_function(t.block, pattern=t.pattern) for t in tensors]
+    program = tw.plan("ia,ab,bj->ij", *lazy, memory="60kB")
+    assert isinstance(program, tw.Program)
+    captions = [line for line in program.explain().splitlines() if ": Into memory of this computer (" in line]
+    assert [line.partition(":")[0] for line in captions] == [step.plan.label for step in program.steps]
+    tw.execute(program, *lazy)
+    assert 0 < program.measured_bytes <= program.peak_bytes <= 60_000
+    last = program.steps[-1].plan
+    (level,) = last.runs[-1].of(MEMORY)
+    found = figures(program.explain().partition(f"{last.label}: Into")[2])
+    assert found["peak"] == [bytes_text(level.projected_bytes), bytes_text(level.peak_bytes)]
+
+
+def test_devices_within_a_budget_are_projected_part_by_part() -> None:
+    m, k = tw.Space([30] * 3), tw.Space([300] * 8)
+    left, right = tw.random((m, k)), tw.random((k, k), seed=1)
+    lazy = tw.from_function(right.block, pattern=right.pattern)
+    with tw.engine("device", capacity="5MB", schedule="blocked"):
+        plan = tw.plan("ik,kj->ij", left, lazy, memory="12MB")
+        tw.execute(plan, left, lazy)
+    assert isinstance(plan, tw.Plan)
+    assert plan.phases is not None
+    assert len(plan.phases.sequence) > 1
+    (level,) = plan.runs[-1].of(DEVICES)
+    found = figures(plan.explain().partition("Into devices")[2])
+    for name in ("in: ik", "in: kj", "out: result", "  moved / bound"):
+        planned, measured = found[name.strip()]
+        assert planned == measured
+    assert found["peak"] == [bytes_text(level.projected_bytes), bytes_text(level.peak_bytes)]
+
+
+def test_a_plan_for_threads_that_ran_on_devices_shows_them() -> None:
+    left, right = tw.random((VIR, VIR)), tw.random((VIR, VIR), seed=1)
+    plan = tw.plan("ik,kj->ij", left, right)
+    assert "Into devices" not in plan.explain()
+    with tw.engine("device", capacity="1MB"):
+        tw.execute(plan, left, right)
+    assert isinstance(plan, tw.Plan)
+    (level,) = plan.runs[-1].of(DEVICES)
+    found = figures(plan.explain().partition("Into devices")[2])
+    assert found["peak"] == [bytes_text(level.peak_bytes)]
+    assert found["out: result"] == [bytes_text(level.out_bytes)]
 
 
 @pytest.mark.parametrize("spaces", [((), ()), ((OCC,), (OCC,)), ((tw.Space([]),), (tw.Space([]),))])

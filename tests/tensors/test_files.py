@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import pickle
 import random
@@ -24,6 +25,7 @@ import tilewise as tw
 from engines.processes import source_environment
 from references import stored_bytes
 from strategies import spaces, tensors
+from tilewise.tensors import files
 from tilewise.tensors.drafts import SUFFIX
 
 
@@ -128,6 +130,38 @@ def test_a_damaged_block_is_named_when_it_is_read(saved: Path) -> None:
     on_disk = tw.load(saved, on_disk=True)
     with pytest.raises(tw.StorageError, match=r"damaged: block \(0, 0\) does not match its checksum"):
         tw.einsum("ij,jk->ik", on_disk, tensor)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_another_type_is_converted_part_by_part(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "READ_BYTES", 100)
+    space = tw.Space([7, 5])
+    tensor = tw.random((space, space), dtype=dtype)
+    tensor.save(path := tmp_path / "tensor.h5")
+    found = np.empty(35, np.complex128)
+    on_disk = tw.load(path, on_disk=True)
+    on_disk.storage.read(1, found)
+    assert (found.reshape(7, 5) == tensor.block((0, 1))).all()
+    content = bytearray(path.read_bytes())
+    at = content.index(tensor.block((0, 1)).tobytes())
+    content[at + 5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(tw.StorageError, match=r"damaged: block \(0, 1\) does not match its checksum"):
+        on_disk.storage.read(1, found)
+    os.truncate(path, at + 120)
+    with pytest.raises(tw.StorageError, match=r"damaged: block \(0, 1\) does not match its checksum"):
+        on_disk.storage.read(1, found)
+
+
+def test_a_disk_that_fails_is_named_with_the_block(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = tw.load(saved, on_disk=True)
+
+    def fail(*arguments: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(tw.StorageError, match=r"Block \(0, 0\) of .* cannot be read: Input/output error\. Expected"):
+        tw.einsum("ij,jk->ik", tensor, tensor)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a tensor", b"\x89HDF\r\n\x1a\n" + bytes(2000)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -62,8 +63,9 @@ class Fetcher:
         self.held: BlockTensor | None = None
         self.fetched_bytes, self.fetched_blocks = [0] * len(operands), [0] * len(operands)
         self.spans: list[Span] = []
+        self._context = contextvars.copy_context()
         self._stop = threading.Event()
-        self._readers = ThreadPoolExecutor(max(plan.workers, 1), thread_name_prefix="tilewise-read")
+        self._readers = ThreadPoolExecutor(phases.readers, thread_name_prefix="tilewise-read")
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="tilewise-fetch")
 
     def close(self) -> None:
@@ -126,18 +128,17 @@ class Fetcher:
         return BlockTensor(operand.pattern, Arena(buffer, offsets), operand.engine, operand.error_bound)
 
     def _read(self, operand: BlockTensor, blocks: Sequence[int], places: Sequence[Array]) -> None:
-        """Read blocks, several at once if the storage allows it."""
+        """Read blocks, several at once if the storage allows it, in the context of the run: its engine is in use."""
 
-        def read(block: int, place: Array) -> None:
-            if self._stop.is_set():
-                raise Stopped
-            operand.storage.read(block, place)
+        def read(wanted: Sequence[tuple[int, Array]]) -> None:
+            for block, place in wanted:
+                if self._stop.is_set():
+                    raise Stopped
+                operand.storage.read(block, place)
 
-        if not operand.storage.parallel or len(blocks) < 2:
-            for block, place in zip(blocks, places, strict=True):
-                read(block, place)
-            return
-        futures = [self._readers.submit(read, block, place) for block, place in zip(blocks, places, strict=True)]
+        wanted = list(zip(blocks, places, strict=True))
+        parts = [[each] for each in wanted] if operand.storage.parallel else [wanted]
+        futures = [self._readers.submit(self._context.copy().run, read, part) for part in parts]
         try:
             for future in futures:
                 future.result()
@@ -204,12 +205,12 @@ def phases_for(plan: Plan, operands: Sequence[BlockTensor], into_out: bool) -> P
     if plan.budget is None and all(source.resident for source in sources):
         return None
     budget = parse_memory(None) if plan.budget is None else plan.budget
-    return plan_phases(plan, sources, budget, Machine.measured().copy_rate, into_out)
+    return plan_phases(plan, sources, budget, Machine.measured().copy_rate, "out" if into_out else "auto")
 
 
 def _fits(phases: Phases, sources: Sequence[Source], into_out: bool) -> bool:
     """Whether phases were planned for operands that lie where these do."""
-    alike = [s.resident for s in phases.sources] == [s.resident for s in sources]
+    alike = [(s.resident, s.made_bytes) for s in phases.sources] == [(s.resident, s.made_bytes) for s in sources]
     return alike and not (phases.spills and into_out)
 
 
@@ -219,6 +220,7 @@ def sources_of(operands: Sequence[BlockTensor], dtype: np.dtype[Any]) -> tuple[S
         Source(
             resident=operand.in_memory and operand.dtype == dtype,
             seconds=operand.storage.seconds if isinstance(operand.storage, Generated) else None,
+            made_bytes=operand.storage.largest_bytes if isinstance(operand.storage, Generated) else 0,
         )
         for operand in operands
     )
@@ -234,6 +236,7 @@ def stream(runner: Runner, call: Call, phases: Phases) -> tuple[BlockTensor, Tra
         for size in (phases.held_bytes, *[phases.chunk_bytes] * (2 if phases.prefetches else 1)):
             stack.enter_context(account.holding(size, "What a phase fetches"))
             buffers.append(memory.empty(size // plan.dtype.itemsize, plan.dtype))
+        stack.enter_context(account.holding(phases.made_bytes, "What functions make at once"))
         fetcher = Fetcher(plan, phases, call.operands, buffers)
         stack.callback(fetcher.close)
         run = _Run(runner, replace(call, account=account), phases, fetcher, account)
@@ -249,7 +252,7 @@ class _Run:
         self.plan = call.plan
         self.traces: list[Trace] = []
         self.spans: list[Span] = []
-        self.written = 0
+        self.written_blocks = self.written_bytes = 0
 
     def start(self) -> BlockTensor:
         """All phases; their parts are added to one result."""
@@ -314,7 +317,8 @@ class _Run:
         rows, tensor = held
         for row, (_, block), norm in zip(rows.tolist(), tensor.blocks(), tensor.pattern.norms.tolist(), strict=True):
             scratch.write(row, block, norm)
-        self.written += len(rows)
+            self.written_bytes += block.nbytes
+        self.written_blocks += len(rows)
 
     def _zeros(self) -> BlockTensor:
         self.account.take(self.plan.result_bytes, "The result")
@@ -353,8 +357,8 @@ class _Run:
             in_blocks=tuple(self.fetcher.fetched_blocks),
             in_bytes=tuple(self.fetcher.fetched_bytes),
             neighbour_bytes=0,
-            out_blocks=self.written,
-            out_bytes=self.plan.result_bytes if self.phases.spills else 0,
+            out_blocks=self.written_blocks,
+            out_bytes=self.written_bytes,
             transfer_seconds=covered(self.fetcher.spans),
             compute_seconds=covered(self.spans),
             overlap_seconds=shared(self.fetcher.spans, self.spans),

@@ -6,8 +6,8 @@ the device, *chunks* of the other operand of up to a quarter pass by; the last q
 present one is multiplied.  So each block of the stationary operand goes to one device once, each result block leaves
 one device once, and a block of the streamed operand comes as often as holds need it.
 
-Where the whole other operand fits beside two holds, it stays: then nothing comes to a device twice, and the next hold
-comes while the present one is multiplied.
+Where the whole other operand fits beside a few small holds, it stays: then nothing comes to a device twice, and the
+next holds come while the present one is multiplied.
 
 The products that give one result block are summed in the order of k, whatever the holds and chunks are: neither the
 number of devices nor their memory changes a bit of the result.
@@ -15,6 +15,7 @@ number of devices nor their memory changes a bit of the result.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -41,7 +42,13 @@ from tilewise.plans.work import Product
 Ints = npt.NDArray[np.int64]
 
 
-STAYING_HOLDS = 4
+STAYING_HOLDS = (6, 3, 2)
+"""How many holds are on a device at a time where the other operand stays: the first number for which they fit.
+
+The more there are, the less it matters that one takes longer to come than another takes to be multiplied.
+"""
+
+LEAST_ROUNDS = 4
 """Holds that each device is given at the least where the other operand stays, so that the next one comes meanwhile."""
 
 
@@ -97,9 +104,9 @@ class Blocked:
     """What it was cut for."""
     stationary: int
     """Number of the operand that is held."""
-    stays: bool
-    """Whether the other operand stays on a device once it came, instead of passing by in chunks; then the next hold
-    comes while the present one is multiplied."""
+    at_once: int
+    """Holds on a device at a time: one where the other operand passes by in chunks, more where it stays once it came;
+    then the next holds come while the present one is multiplied."""
     holds: tuple[Hold, ...]
     """In the order in which each device takes its own."""
     target: Ints
@@ -118,6 +125,11 @@ class Blocked:
     """Bytes of the result that leave the devices."""
     bound_bytes: int
     """Bytes that cross at the least, in any order of the same products."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether the other operand stays on a device once it came."""
+        return self.at_once > 1
 
     @property
     def peak_bytes(self) -> int:
@@ -227,21 +239,23 @@ def _no_blocks() -> Ints:
 
 
 class _There:
-    """What lies on one device where the streamed operand stays."""
+    """What lies on one device where the streamed operand stays, beside the present hold and those before it."""
 
-    def __init__(self, blocks: int) -> None:
-        self._present = np.zeros(blocks, np.bool_)
-        self._bytes = self._kept = 0
+    def __init__(self, sizes: Sequence[Ints], stationary: int, at_once: int) -> None:
+        self._still, self._moving, self._results = sizes[stationary], sizes[1 - stationary], sizes[2]
+        self._present = np.zeros(len(self._moving), np.bool_)
+        self._leaving: deque[int] = deque([0] * at_once)
+        self._bytes = 0
 
-    def beside(self, hold: Hold, sizes: Ints) -> Hold:
+    def beside(self, hold: Hold, products: int) -> Hold:
         """The hold with only what is not there yet to come, and with what lies there besides in its peak."""
-        (chunk,) = hold.chunks
+        (chunk,) = hold.chunks  # what stays comes in one
         new = chunk.streamed[~self._present[chunk.streamed]]
         self._present[new] = True
-        self._bytes += int(sizes[new].sum())
-        kept = hold.peak_bytes - int(sizes[chunk.streamed].sum())
-        before, self._kept = self._kept, kept
-        return replace(hold, chunks=(replace(chunk, streamed=new),), peak_bytes=self._bytes + before + kept)
+        held = int(self._still[hold.held].sum())
+        self._bytes += int(self._moving[new].sum() + self._results[hold.made].sum()) + held - self._leaving.popleft()
+        self._leaving.append(held + int(self._results[hold.done].sum()))
+        return replace(hold, chunks=(replace(chunk, streamed=new),), peak_bytes=self._bytes + products)
 
 
 class _HoldCutter:
@@ -252,7 +266,9 @@ class _HoldCutter:
         self.bound_bytes = bound_bytes(plan, devices)
         self.number = 1 - side if work.swapped else side
         self.sizes = block_bytes(plan)
-        self.panel_of_result, self.panel_bytes = result_panels(plan, work, side)
+        panel_of_result, self.panel_bytes = result_panels(plan, work, side)
+        self.results = np.argsort(panel_of_result, kind="stable")
+        self.result_ptr = np.searchsorted(panel_of_result[self.results], np.arange(len(self.panel_bytes) + 1))
         found = list_products(work)
         self.target = found.target
         self.held, self.streamed = (found.left, found.right) if self.number == 0 else (found.right, found.left)
@@ -264,14 +280,18 @@ class _HoldCutter:
     def least_bytes(self) -> int:
         """What the finest holds and chunks need at the most: one block each."""
         held, chunk = (largest_part(side, side.fetch) for side in (self.still, self.moving))
-        results = int(self.panel_bytes.max(initial=0)) + self.devices.queues * int(self.sizes[2].max(initial=0))
-        return held + 2 * chunk + results
+        return held + 2 * chunk + int(self.panel_bytes.max(initial=0)) + self._product_bytes
+
+    @property
+    def _product_bytes(self) -> int:
+        """What products take besides: one under way in each queue."""
+        return self.devices.queues * int(self.sizes[2].max(initial=0))
 
     def fit(self) -> Blocked | None:
         """Holds and chunks that fit; None if there are none."""
         if self.least_bytes > self.devices.capacity:
             return None
-        room = self.devices.capacity - self.devices.queues * int(self.sizes[2].max(initial=0))
+        room = self.devices.capacity - self._product_bytes
         if (found := self._stay(room - int(self.moving.fetch.sum()))) is not None:
             return found
         for _ in range(SHRINKINGS):
@@ -281,14 +301,15 @@ class _HoldCutter:
         return self._cut(FINEST, FINEST)
 
     def _stay(self, room: int) -> Blocked | None:
-        """Holds beside the whole other operand, two at a time in so many bytes; None if a panel does not fit."""
-        if not len(self.panel_bytes) or self._panel_totals().max() > room // 2:
+        """Holds beside the whole other operand, several at a time in so many bytes; None if they do not fit."""
+        if room <= 0:
             return None
-        return self._cut(room // 2, self.devices.capacity, stays=True)
+        found = (self._cut(room // at_once, None, at_once) for at_once in STAYING_HOLDS)
+        return next((cut for cut in found if cut is not None), None)
 
-    def _cut(self, hold_bytes: int, chunk_bytes: int, stays: bool = False) -> Blocked | None:
-        """Holds and chunks of so many bytes; None as soon as one does not fit."""
-        gathered = list(self._gather(hold_bytes, STAYING_HOLDS if stays else 1))
+    def _cut(self, hold_bytes: int, chunk_bytes: int | None, at_once: int = 1) -> Blocked | None:
+        """Holds and chunks of so many bytes, without a limit for what stays; None as soon as one does not fit."""
+        gathered = list(self._gather(hold_bytes, LEAST_ROUNDS if at_once > 1 else 1))
         hold_of = np.full(len(self.sizes[self.number]), -1, np.int64)
         for number, (entries, _) in enumerate(gathered):
             hold_of[self.still.side.block[entries]] = number
@@ -298,18 +319,18 @@ class _HoldCutter:
         holds: list[Hold] = []
         parts: list[_Part] = []
         device, updates = -1, 0
-        there = [_There(len(self.sizes[1 - self.number])) for _ in range(self.devices.count)]
+        there = [_There(self.sizes, self.number, at_once) for _ in range(self.devices.count)]
         for number, (entries, fresh) in enumerate(gathered):
             device += fresh
             goes_on = number + 1 < len(gathered) and not gathered[number + 1][1]
             parts.append(self._part(entries, order[ends[number] : ends[number + 1]], updates, chunk_bytes))
             updates += len(parts[-1].target)
             holds.append(self._hold(device % self.devices.count, entries, fresh, goes_on, parts[-1].chunks))
-            if stays:
-                holds[-1] = there[holds[-1].device].beside(holds[-1], self.sizes[1 - self.number])
+            if at_once > 1:
+                holds[-1] = there[holds[-1].device].beside(holds[-1], self._product_bytes)
             if holds[-1].peak_bytes > self.devices.capacity:
                 return None
-        return self._finish(tuple(holds), parts, stays)
+        return self._finish(tuple(holds), parts, at_once)
 
     def _panel_totals(self) -> Ints:
         """Bytes of each panel of the stationary side with its results."""
@@ -323,13 +344,19 @@ class _HoldCutter:
         even = int(totals.sum()) // (rounds * self.devices.count) + int(totals.max(initial=0))
         return hold_panels(self.still, min(most, even), np.unique(self.still.segment), self.panel_bytes)
 
-    def _part(self, entries: Ints, mine: Ints, first: int, chunk_bytes: int) -> _Part:
-        """What is done while some entries are held: `mine` are its products, `first` is the number of its updates."""
+    def _chunks(self, entries: Ints, mine: Ints, chunk_bytes: int | None) -> tuple[Ints, int]:
+        """The chunk of each of some products, and how many there are."""
+        if chunk_bytes is None:
+            return np.zeros_like(mine), 1
         chunk_of, count = np.full(len(self.sizes[1 - self.number]), -1, np.int64), 0
         for passing in stream_chunks(self.still, self.moving, entries, chunk_bytes):
             chunk_of[self.moving.side.block[passing]] = count
             count += 1
-        chunk = chunk_of[self.streamed[mine]]
+        return chunk_of[self.streamed[mine]], count
+
+    def _part(self, entries: Ints, mine: Ints, first: int, chunk_bytes: int | None) -> _Part:
+        """What is done while some entries are held: `mine` are its products, `first` is the number of its updates."""
+        chunk, count = self._chunks(entries, mine, chunk_bytes)
         order = np.lexsort((self.target[mine], chunk))  # stable: the products of a result block stay in the order of k
         mine, chunk = mine[order], chunk[order]
         target = self.target[mine]
@@ -343,7 +370,9 @@ class _HoldCutter:
         return _Part(target[starts], np.diff(starts, append=len(mine)), mine, chunks)
 
     def _hold(self, device: int, entries: Ints, fresh: bool, goes_on: bool, chunks: tuple[Chunk, ...]) -> Hold:
-        results = np.flatnonzero(np.isin(self.panel_of_result, np.unique(self.still.panel[entries])))
+        panels = np.unique(self.still.panel[entries])
+        own = [self.results[self.result_ptr[panel] : self.result_ptr[panel + 1]] for panel in panels.tolist()]
+        results = np.sort(np.concatenate(own))
         held = np.sort(self.still.side.block[entries])
         passing = [int(self.sizes[1 - self.number][chunk.streamed].sum()) for chunk in chunks]
         both = [present + following for present, following in pairwise([*passing, 0])]
@@ -358,7 +387,7 @@ class _HoldCutter:
             peak_bytes=kept + max(both, default=0) + products,
         )
 
-    def _finish(self, holds: tuple[Hold, ...], parts: Sequence[_Part], stays: bool) -> Blocked:
+    def _finish(self, holds: tuple[Hold, ...], parts: Sequence[_Part], at_once: int) -> Blocked:
         order, target, counts = (
             np.concatenate([_no_blocks(), *(getattr(part, name) for part in parts)])
             for name in ("products", "target", "counts")
@@ -372,7 +401,7 @@ class _HoldCutter:
         return Blocked(
             devices=self.devices,
             stationary=self.number,
-            stays=stays,
+            at_once=at_once,
             holds=holds,
             target=target,
             ptr=np.concatenate([[0], np.cumsum(counts)]),

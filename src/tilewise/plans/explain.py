@@ -12,7 +12,7 @@ from tilewise.patterns import Pattern
 from tilewise.plans import projection
 from tilewise.plans.levels import Crossing, plan_crossings
 from tilewise.plans.work import Product
-from tilewise.trace import Trace
+from tilewise.trace import Level, Trace
 
 if TYPE_CHECKING:
     from tilewise.plans.plan import Plan
@@ -64,7 +64,7 @@ def plan_report(plan: Plan, machine: Machine) -> Report:
     rows = [*_work_rows(plan, trace), *_memory_rows(plan, trace), *_time_rows(plan, machine, trace)]
     rows += _traffic_rows(plan.on(machine))
     cost = Table("Cost", header, tuple(row[: len(header)] for row in rows))
-    levels = tuple(_level_table(labels, crossing, trace, header) for crossing in plan_crossings(plan))
+    levels = _level_tables(plan)
     title = f"{plan.label}  ({plan.dtype.name}, {_plural(plan.workers, 'worker')})"
     notes = (_kernel_note(plan.kernel), *_notes(machine, plan.runs, plan.placement is not None))
     return Report(title, (tensors, cost, *levels), notes)
@@ -92,7 +92,8 @@ def program_report(program: Program) -> Report:
     machine = program.steps[0].plan.machine
     assert machine is not None
     kernels = tuple(_kernel_note(kernel) for kernel in dict.fromkeys(step.plan.kernel for step in program.steps))
-    return Report(title, (tensors, steps, total), (*kernels, *_notes(machine, runs if done else [])))
+    levels = [table for step in program.steps for table in _level_tables(step.plan, f"{step.plan.label}: ")]
+    return Report(title, (tensors, steps, total, *levels), (*kernels, *_notes(machine, runs if done else [])))
 
 
 def _totals(program: Program, runs: list[Trace], done: bool) -> tuple[tuple[str, ...], ...]:
@@ -103,7 +104,7 @@ def _totals(program: Program, runs: list[Trace], done: bool) -> tuple[tuple[str,
         ("block products", str(program.products), ""),
         ("dense products (GEMM calls)", str(program.calls), str(sum(trace.calls for trace in runs))),
         ("tasks", str(program.tasks), str(sum(trace.tasks for trace in runs))),
-        ("peak memory", bytes_text(program.peak_bytes), ""),
+        ("peak memory", bytes_text(program.peak_bytes), bytes_text(program.measured_bytes if done else 0)),
         ("time", seconds_text(seconds), seconds_text(measured)),
         ("rate", rate_text(program.flops, seconds), rate_text(sum(trace.flops for trace in runs), measured)),
         *_traffic_rows(program),
@@ -187,12 +188,17 @@ def _traffic_rows(plan: Plan | Program) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _level_table(labels: Sequence[str], crossing: Crossing, trace: Trace | None, header: tuple[str, ...]) -> Table:
-    """What crosses into one kind of memory: what was planned, and what was measured."""
-    levels = () if trace is None else trace.of(crossing.name)
+def _level_tables(plan: Plan, step: str = "") -> tuple[Table, ...]:
+    """What crosses into each memory that a plan fills: what was planned, and what was measured."""
+    labels, _ = _names(plan.label)
+    return tuple(_level_table(labels, *found, step) for found in plan_crossings(plan))
+
+
+def _level_table(labels: Sequence[str], crossing: Crossing, levels: Sequence[Level], step: str) -> Table:
+    header = ("", "projected", "measured") if levels else ("", "projected")
     each = f"{crossing.count} x " if crossing.count > 1 else ""
     rows = [
-        ("peak", bytes_text(crossing.peak_bytes), bytes_text(max((x.peak_bytes for x in levels), default=0))),
+        ("peak", _known_text(crossing.peak_bytes), bytes_text(max((x.peak_bytes for x in levels), default=0))),
     ]
     if crossing.stages:
         rows.append(("stages", str(crossing.stages), ""))
@@ -201,20 +207,24 @@ def _level_table(labels: Sequence[str], crossing: Crossing, trace: Trace | None,
         planned = "" if crossing.in_bytes is None else _times_text(crossing.in_bytes[number], crossing, number)
         rows.append((f"in: {label or 'scalar'}", planned, _times_text(came, crossing, number)))
     out = sum(level.out_bytes for level in levels)
-    rows.append(("out: result", bytes_text(crossing.out_bytes), bytes_text(out)))
+    rows.append(("out: result", _known_text(crossing.out_bytes), bytes_text(out)))
     if near := sum(level.neighbour_bytes for level in levels):
         rows.append(("  in from another device", "", bytes_text(near)))
     moved = sum(sum(level.in_bytes) for level in levels) + out
-    rows.append(("lower bound", bytes_text(crossing.bound_bytes), ""))
     if crossing.bound_bytes:
+        rows.append(("lower bound", bytes_text(crossing.bound_bytes), ""))
         planned = "" if crossing.moved_bytes is None else f"{crossing.moved_bytes / crossing.bound_bytes:.2f}"
         rows.append(("  moved / bound", planned, f"{moved / crossing.bound_bytes:.2f}"))
     transfer, compute = (sum(getattr(x, f"{name}_seconds") for x in levels) for name in ("transfer", "compute"))
     shorter, both = min(transfer, compute), sum(level.overlap_seconds for level in levels)
     rows.append(("transfer", "", seconds_text(transfer)))
     rows.append(("  hidden behind compute", "", percent_text(both / shorter) if shorter > 0 else ""))
-    caption = f"Into {crossing.name} ({each}{bytes_text(crossing.capacity_bytes)})"
+    caption = f"{step}Into {crossing.name} ({each}{bytes_text(crossing.capacity_bytes)})"
     return Table(caption, header, tuple(row[: len(header)] for row in rows))
+
+
+def _known_text(size: int | None) -> str:
+    return "" if size is None else bytes_text(size)
 
 
 def _times_text(size: int, crossing: Crossing, number: int) -> str:

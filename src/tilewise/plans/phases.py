@@ -7,6 +7,7 @@ present one is multiplied.  A panel that does not fit is split along k.  Nothing
 of one panel, so that every phase has the bits of the whole product (see `tilewise.plans.work.Choices`).
 
 Operands that are in memory already cost nothing to fetch; what packing adds is counted with the side it is for.
+Blocks that a function makes are there twice until they are copied: as many of them as are made at once are counted.
 A result that does not fit is *spilled*: the result blocks that a block of the stationary operand adds to are held with
 it, and written to a scratch file when the next block comes.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,8 @@ class Source:
     """Whether the elements are in memory, in the element type of the product."""
     seconds: Floats | None = None
     """What making each stored block is said to cost."""
+    made_bytes: int = 0
+    """Largest block that is made elsewhere before it is copied; zero where blocks are read to where they are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,8 @@ class Phases:
     """Number of the stationary operand; -1 if all are streamed."""
     sources: tuple[Source, ...]
     """The operands that the phases were planned for."""
+    readers: int
+    """Blocks that are made or read at once."""
     held_bytes: int
     """Largest fetched block of the stationary operand."""
     chunk_bytes: int
@@ -100,15 +105,28 @@ class Phases:
         return len(self.sequence) > 1 and self.chunk_bytes > 0
 
     @property
+    def made_bytes(self) -> int:
+        """Most bytes of blocks that were made and not yet copied."""
+        return made_at_once(self.sources, self.readers)
+
+    @property
     def peak_bytes(self) -> int:
         """Most bytes that a run adds at any time."""
         chunks = self.chunk_bytes * (2 if self.prefetches else 1)
-        return self.result_bytes + self.partial_bytes + self.held_bytes + chunks + self.buffer_bytes
+        fetched = self.held_bytes + chunks + self.made_bytes
+        return self.result_bytes + self.partial_bytes + fetched + self.buffer_bytes
 
 
-def plan_phases(
-    plan: Plan, sources: tuple[Source, ...], budget: int, copy_rate: float, into_out: bool = False
-) -> Phases:
+def made_at_once(sources: Sequence[Source], readers: int) -> int:
+    """Bytes of blocks that so many readers have made and not yet copied."""
+    return readers * max((source.made_bytes for source in sources if not source.resident), default=0)
+
+
+Goal = Literal["auto", "out", "scratch"]
+"""Where a result goes: to memory if it fits, else to a scratch file; to a tensor that is there; to a scratch file."""
+
+
+def plan_phases(plan: Plan, sources: tuple[Source, ...], budget: int, copy_rate: float, goal: Goal = "auto") -> Phases:
     """Cut a step into the phases with the least fetching that keep to a budget.
 
     Parameters
@@ -121,25 +139,60 @@ def plan_phases(
         Bytes that the run may add.
     copy_rate : float
         GB/s at which blocks are brought, to weigh bytes against what making blocks costs.
-    into_out : bool
-        Whether the result is added to a tensor that is in memory: it takes no room, and cannot go to a scratch file.
+    goal : str
+        Where the result goes.  What is added to a tensor that is there takes no room; only products can go to a file.
     """
-    result_bytes = 0 if into_out else plan.result_bytes
+    readers = max(plan.workers, 1)
+    found = _cut(plan, _Needs(sources, readers, budget, copy_rate, goal))
+    if found.peak_bytes > budget and readers > 1 and found.made_bytes:
+        # What several readers make at once is too much: one makes blocks one by one.
+        found = _cut(plan, _Needs(sources, 1, budget, copy_rate, goal))
+    if found.peak_bytes > budget:
+        raise _too_little(plan, found)
+    return found
+
+
+def can_spill(plan: Plan) -> bool:
+    """Whether the result of a step can go to a scratch file part by part."""
+    return isinstance(plan.work, Product) and plan.work.choices.pieces == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What phases have to keep to, however they are cut."""
+
+    sources: tuple[Source, ...]
+    """The operands."""
+    readers: int
+    """Blocks that are made or read at once."""
+    budget: int
+    """Bytes that the run may add."""
+    copy_rate: float
+    """GB/s at which blocks are brought."""
+    goal: Goal
+    """Where the result goes."""
+
+    def result_bytes(self, plan: Plan) -> int:
+        """Bytes that the whole result takes."""
+        return 0 if self.goal == "out" else plan.result_bytes
+
+
+def _cut(plan: Plan, needs: _Needs) -> Phases:
+    """The phases that fetch least if any keep to the budget, else those that need least memory."""
     if isinstance(plan.work, Sum):
-        return _cut_sum(plan, plan.work, sources, budget, result_bytes)
-    sources = (sources[0], sources[1])
-    whole = _one_phase(plan, plan.work, sources, budget, result_bytes)
-    if whole.peak_bytes <= budget:
-        return whole
-    least = [whole]
-    in_pieces = plan.work.choices.pieces > 1
-    for spills in (False,) if into_out or in_pieces else (False, True):
-        held = plan.result_bytes if in_pieces else result_bytes
-        cutters = [_PhaseCutter(plan, plan.work, sources, budget, side, spills, held) for side in (0, 1)]
+        return _cut_sum(plan, plan.work, needs)
+    work, least = plan.work, []
+    if needs.goal != "scratch":
+        least = [_one_phase(plan, work, needs)]
+        if least[0].peak_bytes <= needs.budget:
+            return least[0]
+    ways = {"auto": (False, True) if can_spill(plan) else (False,), "out": (False,), "scratch": (True,)}
+    for spills in ways[needs.goal]:
+        cutters = [_PhaseCutter(plan, work, needs, side, spills) for side in (0, 1)]
         if fitting := [found for cutter in cutters if (found := cutter.fit()) is not None]:
-            return min(fitting, key=lambda found: _fetch_seconds(plan, found, copy_rate))
+            return min(fitting, key=lambda found: _fetch_seconds(found, needs.copy_rate))
         least += [cutter.least() for cutter in cutters]
-    raise _too_little(plan, min(least, key=lambda found: found.peak_bytes))
+    return min(least, key=lambda found: found.peak_bytes)
 
 
 def _too_little(plan: Plan, least: Phases) -> MemoryBudgetError:
@@ -147,10 +200,12 @@ def _too_little(plan: Plan, least: Phases) -> MemoryBudgetError:
     streamed = 1 - least.stationary if least.stationary >= 0 else 0
     parts = {
         "the result": least.result_bytes + least.partial_bytes,
-        f"a block of operand {least.stationary}": least.held_bytes,
         f"a chunk of operand {streamed}": least.chunk_bytes * (2 if least.prefetches else 1),
         "packing buffers": least.buffer_bytes,
+        "blocks that were made and not yet copied": least.made_bytes,
     }
+    if least.stationary >= 0:
+        parts[f"a block of operand {least.stationary}"] = least.held_bytes
     blame = max(parts, key=lambda name: parts[name])
     return MemoryBudgetError(
         f"{plan.label} cannot run in {least.budget} bytes. At least {least.peak_bytes} are needed, most of them for "
@@ -160,18 +215,18 @@ def _too_little(plan: Plan, least: Phases) -> MemoryBudgetError:
     )
 
 
-def _fetch_seconds(plan: Plan, phases: Phases, copy_rate: float) -> float:
+def _fetch_seconds(phases: Phases, copy_rate: float) -> float:
     seconds = sum(phases.fetched_bytes) / (1e9 * max(copy_rate, 1e-3))
     for number, source in enumerate(phases.sources):
         if source.seconds is None:
             continue
         for phase in phases.sequence:
             fetched = phase.held if number == phases.stationary else phase.streamed
-            seconds += 0.0 if fetched is None else float(source.seconds[fetched].sum()) / max(plan.workers, 1)
+            seconds += 0.0 if fetched is None else float(source.seconds[fetched].sum()) / phases.readers
     return seconds
 
 
-def _operands(plan: Plan, work: Product, sources: tuple[Source, Source]) -> tuple[CostedSide, CostedSide]:
+def _operands(plan: Plan, work: Product, sources: Sequence[Source]) -> tuple[CostedSide, CostedSide]:
     """Rows and columns with the costs of their entries."""
     order = (1, 0) if work.swapped else (0, 1)
     item = plan.dtype.itemsize
@@ -194,9 +249,9 @@ def _operands(plan: Plan, work: Product, sources: tuple[Source, Source]) -> tupl
     return found[0], found[1]
 
 
-def _one_phase(plan: Plan, work: Product, sources: tuple[Source, Source], budget: int, result_bytes: int) -> Phases:
+def _one_phase(plan: Plan, work: Product, needs: _Needs) -> Phases:
     """Everything at once."""
-    rows, cols = _operands(plan, work, sources)
+    rows, cols = _operands(plan, work, needs.sources)
     fetched = [int(unique_bytes(side)) for side in (rows, cols)]
     first, second = (np.unique(side.stored) if side.fetch.any() else np.zeros(0, np.int64) for side in (rows, cols))
     blocks = _by_operand(work, np.sort(rows.side.block), np.sort(cols.side.block))
@@ -204,15 +259,16 @@ def _one_phase(plan: Plan, work: Product, sources: tuple[Source, Source], budget
     return Phases(
         sequence=(phase,) if len(rows.stored) else (),
         stationary=1 if work.swapped else 0,
-        sources=sources,
+        sources=needs.sources,
+        readers=needs.readers,
         held_bytes=fetched[0],
         chunk_bytes=fetched[1],
         buffer_bytes=plan.packed_bytes + plan.worker_bytes * plan.workers,
         partial_bytes=0,
-        result_bytes=result_bytes,
+        result_bytes=needs.result_bytes(plan),
         spills=False,
         fetched_bytes=_by_operand(work, *fetched),
-        budget=budget,
+        budget=needs.budget,
     )
 
 
@@ -235,19 +291,12 @@ class _Sizes:
 class _PhaseCutter:
     """A product being cut into phases, with one side of it stationary: rows (0) or columns (1)."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        work: Product,
-        sources: tuple[Source, Source],
-        budget: int,
-        side: int,
-        spills: bool,
-        result_bytes: int,
-    ) -> None:
-        self.plan, self.work, self.sources, self.budget = plan, work, sources, budget
-        self.side, self.spills, self.whole_bytes = side, spills, result_bytes
-        self.sides = _operands(plan, work, sources)
+    def __init__(self, plan: Plan, work: Product, needs: _Needs, side: int, spills: bool) -> None:
+        self.plan, self.work, self.needs = plan, work, needs
+        self.side, self.spills = side, spills
+        # The pieces of a sum are added up in a result of their own before they go to a tensor.
+        self.whole_bytes = plan.result_bytes if work.choices.pieces > 1 else needs.result_bytes(plan)
+        self.sides = _operands(plan, work, needs.sources)
         self.still, self.moving = self.sides[side], self.sides[1 - side]
         self.buffers = _Buffers(plan, *self.sides)
         self.panel_of_result, self.panel_bytes = result_panels(plan, work, side)
@@ -258,7 +307,8 @@ class _PhaseCutter:
         return Phases(
             sequence=tuple(sequence),
             stationary=self.side if not self.work.swapped else 1 - self.side,
-            sources=self.sources,
+            sources=self.needs.sources,
+            readers=self.needs.readers,
             held_bytes=sizes.held,
             chunk_bytes=sizes.chunk,
             buffer_bytes=sizes.buffer,
@@ -266,7 +316,7 @@ class _PhaseCutter:
             result_bytes=sizes.result if self.spills else self.whole_bytes,
             spills=self.spills,
             fetched_bytes=_by_operand(self.work, *sizes.fetched),
-            budget=self.budget,
+            budget=self.needs.budget,
         )
 
     def least(self) -> Phases:
@@ -282,9 +332,10 @@ class _PhaseCutter:
 
     def fit(self) -> Phases | None:
         """Phases that keep to the budget; None if there are none."""
-        if self.least().peak_bytes > self.budget:
+        if self.least().peak_bytes > self.needs.budget:
             return None
-        capacity = self.budget - (0 if self.spills else self.whole_bytes) - self.buffers.of_workers
+        making = made_at_once(self.needs.sources, self.needs.readers)
+        capacity = self.needs.budget - making - (0 if self.spills else self.whole_bytes) - self.buffers.of_workers
         for _ in range(SHRINKINGS):
             if capacity <= 0:
                 break
@@ -302,7 +353,7 @@ class _PhaseCutter:
             segments = np.flatnonzero(self.piece == piece)
             for held, fresh in hold_panels(self.still, capacity // 2, segments, extra):
                 sequence += self._hold(held, fresh, capacity, sizes)
-                if self._phases(sequence[:2], sizes).peak_bytes > self.budget:
+                if self._phases(sequence[:2], sizes).peak_bytes > self.needs.budget:
                     return None
             if sequence:
                 sequence[-1] = replace(sequence[-1], closes=True)
@@ -335,18 +386,19 @@ def _by_operand(work: Product, rows: Any, cols: Any) -> tuple[Any, Any]:
     return (cols, rows) if work.swapped else (rows, cols)
 
 
-def _cut_sum(plan: Plan, work: Sum, sources: tuple[Source, ...], budget: int, result_bytes: int) -> Phases:
+def _cut_sum(plan: Plan, work: Sum, needs: _Needs) -> Phases:
     """Phases of a reduction: its sources in order, in chunks of half of what the result leaves."""
+    result_bytes = needs.result_bytes(plan)
     operand = plan.operands[0]
     stored = operand.blocks.source[work.source]
-    size = operand.pattern.block_sizes[stored] * plan.dtype.itemsize * (not sources[0].resident)
-    room = budget - result_bytes
+    size = operand.pattern.block_sizes[stored] * plan.dtype.itemsize * (not needs.sources[0].resident)
+    room = needs.budget - result_bytes - made_at_once(needs.sources, needs.readers)
 
     def phases(cuts: Ints) -> Phases:
-        return _sum_phases(result_bytes, stored, size, cuts, sources, budget)
+        return _sum_phases(result_bytes, stored, size, cuts, needs)
 
     whole = phases(np.array([0, len(stored)]))
-    if whole.peak_bytes <= budget:
+    if whole.peak_bytes <= needs.budget:
         return whole
     cuts, filled = [0], 0
     for at, each in enumerate(size.tolist()):
@@ -355,15 +407,12 @@ def _cut_sum(plan: Plan, work: Sum, sources: tuple[Source, ...], budget: int, re
             filled = 0
         filled += each
     found = phases(np.array([*cuts, len(stored)]))
-    if found.peak_bytes > budget:
-        finest = phases(np.arange(len(stored) + 1))
-        raise _too_little(plan, min(whole, finest, key=lambda one: one.peak_bytes))
-    return found
+    if found.peak_bytes <= needs.budget:
+        return found
+    return min(whole, phases(np.arange(len(stored) + 1)), key=lambda one: one.peak_bytes)
 
 
-def _sum_phases(
-    result_bytes: int, stored: Ints, size: Ints, cuts: Ints, sources: tuple[Source, ...], budget: int
-) -> Phases:
+def _sum_phases(result_bytes: int, stored: Ints, size: Ints, cuts: Ints, needs: _Needs) -> Phases:
     """Phases of a reduction for given cuts between its sources."""
     none = np.zeros(0, np.int64)
     ranges = [(int(a), int(b)) for a, b in pairwise(cuts.tolist()) if b > a]
@@ -372,13 +421,14 @@ def _sum_phases(
         _, first = np.unique(stored[a:b], return_index=True)
         fetched.append(int(size[a:b][first].sum()))
     sequence = tuple(
-        Phase(None, None, none if sources[0].resident else np.unique(stored[a:b]), (np.array([a, b]),), True)
+        Phase(None, None, none if needs.sources[0].resident else np.unique(stored[a:b]), (np.array([a, b]),), True)
         for a, b in ranges
     )
     return Phases(
         sequence=sequence,
         stationary=-1,
-        sources=sources,
+        sources=needs.sources,
+        readers=needs.readers,
         held_bytes=0,
         chunk_bytes=max(fetched, default=0),
         buffer_bytes=0,
@@ -386,7 +436,7 @@ def _sum_phases(
         result_bytes=result_bytes,
         spills=False,
         fetched_bytes=(sum(fetched),),
-        budget=budget,
+        budget=needs.budget,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -101,10 +102,21 @@ class Program:
     @property
     def peak_bytes(self) -> int:
         """Bytes that the run adds at its peak: intermediates that live, the result and the buffers of a step."""
+        return self._peak([step.plan.peak_bytes for step in self.steps])
+
+    @property
+    def measured_bytes(self) -> int:
+        """Bytes that the latest run added at its peak; zero if there was none."""
+        if not all(step.plan.runs for step in self.steps):
+            return 0
+        return self._peak([step.plan.runs[-1].buffer_bytes for step in self.steps])
+
+    def _peak(self, added: Sequence[int]) -> int:
+        """The most bytes at a time, from what each step adds to the intermediates that live."""
         alive: dict[int, int] = {}
         peak = 0
-        for step in self.steps:
-            peak = max(peak, sum(alive.values()) + step.plan.peak_bytes)
+        for step, size in zip(self.steps, added, strict=True):
+            peak = max(peak, sum(alive.values()) + size)
             alive[step.result] = step.plan.kept_bytes
             for number in step.frees:
                 alive.pop(number, None)

@@ -16,7 +16,15 @@ from tilewise.spaces import Space
 from tilewise.spaces.integers import parse_integer
 from tilewise.tensors.protocol import Engine
 from tilewise.tensors.scalars import parse_bound
-from tilewise.tensors.storage import Arena, block_norms, block_offsets, data_dtype, frobenius_norm, parse_dtype
+from tilewise.tensors.storage import (
+    Arena,
+    all_finite,
+    block_norms,
+    block_offsets,
+    data_dtype,
+    frobenius_norm,
+    parse_dtype,
+)
 from tilewise.tensors.tensor import BlockTensor
 
 Array = npt.NDArray[Any]
@@ -193,7 +201,7 @@ def check_block(value: Array, index: tuple[int, ...], shape: tuple[int, ...], sy
             f"Block {index} has shape {value.shape}. Expected {shape}, the sizes of its tiles. Check the block, or its "
             "index."
         )
-    if not np.isfinite(value).all():
+    if not all_finite(value):
         raise InputError(f"Block {index} holds a value that is not finite. Expected finite numbers. Clean it.")
     if symmetry is not None:
         _check_symmetric(value, index, symmetry, f"Block {index}")

@@ -38,6 +38,18 @@ def parse_path(path: str | os.PathLike[str]) -> Path:
     return found
 
 
+def parse_scratch(folder: str | os.PathLike[str]) -> str:
+    """A folder for results that do not fit in memory, as a user gives it; checked before a long run needs it."""
+    found = parse_path(folder).absolute()
+    if not str(folder) or not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
+        why = "is no folder that can be written to" if found.exists() else "does not exist"
+        raise StorageError(
+            f"scratch={str(folder)!r} {why}. Expected a folder on a disk with room for what memory does not hold. Make "
+            "it, or name another."
+        )
+    return str(found)
+
+
 def check_regular(path: Path) -> None:
     """Raise if a path leads to something else than a file: reading a pipe would wait, writing would replace it."""
     try:

@@ -126,13 +126,38 @@ class FileStorage:
 
     def read(self, row: int, out: Array) -> None:
         """Read a block and compare it with its checksum."""
+        try:
+            crc = self._read(row, out)
+        except OSError as error:
+            raise StorageError(
+                f"Block {self._index(row)} of {self.path} cannot be read: {error.strerror or error}. Expected a disk "
+                "that works. Check it, or use another copy of the file."
+            ) from error
+        if crc != self.crc[row]:
+            raise _damaged(self.path, f"block {self._index(row)} does not match its checksum")
+
+    def _read(self, row: int, out: Array) -> int | None:
+        """Read a block and return its checksum, None if the file ends before.
+
+        Another element type needs room besides: it is read part by part.
+        """
         direct = out.dtype == self.dtype and out.flags.c_contiguous
-        values = out if direct else np.empty(len(out), self.dtype)
-        view = _bytes_of(values)
-        if _read_into(self.file.handle, view, int(self.begin[row])) < len(view) or zlib.crc32(view) != self.crc[row]:
-            raise _damaged(self.path, f"block {tuple(self.pattern.index[row].tolist())} does not match its checksum")
-        if not direct:
-            out[...] = values
+        step = max(len(out), 1) if direct else READ_BYTES // self.dtype.itemsize
+        crc = 0
+        for begin in range(0, len(out), step):
+            part = out[begin : begin + step]
+            values = part if direct else np.empty(len(part), self.dtype)
+            view = _bytes_of(values)
+            if _read_into(self.file.handle, view, int(self.begin[row]) + begin * self.dtype.itemsize) < len(view):
+                return None
+            crc = zlib.crc32(view, crc)
+            if not direct:
+                with np.errstate(over="ignore", invalid="ignore"):  # a damaged file may hold anything
+                    part[...] = values
+        return crc
+
+    def _index(self, row: int) -> tuple[int, ...]:
+        return tuple(self.pattern.index[row].tolist())
 
 
 class ScratchFile:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,15 @@ from tilewise.patterns import Pattern
 from tilewise.plans.propagation import NORM_LENIENCE
 from tilewise.tensors.create import check_block
 from tilewise.tensors.protocol import Engine
-from tilewise.tensors.storage import data_dtype, frobenius_norm, parse_dtype
+from tilewise.tensors.storage import all_finite, check_bytes, data_dtype, frobenius_norm, parse_dtype
 from tilewise.tensors.tensor import BlockTensor
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 Maker = Callable[[tuple[int, ...]], npt.ArrayLike]
+
+_inside: ContextVar[Mapping[int, threading.RLock]] = ContextVar("tilewise_inside", default=MappingProxyType({}))
+"""For each storage whose function is at work here, what keeps the reads that it asks for apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Generated:
     seconds: Floats
     """What making each block is said to cost; zero if nothing was said."""
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held until a block is copied, if the function is not thread safe; the function may ask for other blocks."""
+    """Held until a block is copied, if the function is not thread safe."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Generated:
         return self
@@ -48,18 +52,40 @@ class Generated:
         """Another process has a lock of its own."""
         return Generated, (self.pattern, self.function, self.dtype, self.parallel, self.seconds)
 
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes of the largest block from when it is made until it is copied, with what checking it takes.
+
+        NumPy makes double precision unless it is told otherwise, and so would a function for single precision.
+        """
+        elements = int(self.pattern.block_sizes.max(initial=0))
+        kind = np.dtype(np.complex128 if self.dtype.kind == "c" else np.float64)
+        return elements * kind.itemsize + check_bytes(elements, self.dtype)
+
     def read(self, row: int, out: Array) -> None:
-        """Make a block."""
-        with nullcontext() if self.parallel else self.lock:
+        """Make a block; one at a time if the function is not thread safe.
+
+        A function may ask for other blocks of its own tensor, and for contractions with it, whose threads have the
+        context of this one: those that it asks for wait for each other, and not for it.
+        """
+        if self.parallel:
             self._read(row, out)
+            return
+        inside = _inside.get()
+        with inside.get(id(self), self.lock):
+            token = _inside.set(MappingProxyType({**inside, id(self): threading.RLock()}))
+            try:
+                self._read(row, out)
+            finally:
+                _inside.reset(token)
 
     def _read(self, row: int, out: Array) -> None:
         index = tuple(self.pattern.index[row].tolist())
         value = self._make(index)
         self._check(row, index, value)
         with np.errstate(over="ignore"):
-            out[...] = value.ravel()
-        if out.dtype.itemsize < value.dtype.itemsize and not np.isfinite(out).all():
+            out.reshape(value.shape)[...] = value
+        if out.dtype.itemsize < value.dtype.itemsize and not all_finite(out):
             raise GeneratorError(
                 f"The function given to from_function made block {index} with elements too large for {out.dtype.name}. "
                 "Expected a type that can hold them. Scale the block, or pass another dtype= to from_function."
@@ -91,7 +117,7 @@ class Generated:
                 f"The function given to from_function returned {kind.name} elements for block {index}. Expected "
                 f"{self.dtype.name}, as from_function was told. Pass dtype='{kind.name}' to it."
             )
-        norm, bound = frobenius_norm(value.astype(kind, copy=False)), float(self.pattern.norms[row])
+        norm, bound = frobenius_norm(value), float(self.pattern.norms[row])
         if norm > bound * (1 + NORM_LENIENCE):
             raise GeneratorError(
                 f"The function given to from_function made block {index} with norm {norm:.6g}. The pattern promises at "

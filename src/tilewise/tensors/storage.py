@@ -7,6 +7,7 @@ generator (`tilewise.tensors.generated`) or a file (`tilewise.tensors.files`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +28,9 @@ LEAST_SQUARE = 1e-280
 
 CHUNK_ELEMENTS = 1 << 18
 """About how many elements are squared at once, to stay in a cache."""
+
+PART_ELEMENTS = 1 << 15
+"""How many elements of one block are looked at at once: few, since what that takes counts towards a budget."""
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -131,10 +135,26 @@ def frobenius_norms(data: Array, offsets: Ints) -> Floats:
 
 
 def frobenius_norm(block: Array) -> float:
-    """The Frobenius norm of one block, right to rounding; a large one is looked at in parts."""
-    flat, first = block.ravel(), np.zeros(1, np.int64)
-    parts = (flat[begin : begin + CHUNK_ELEMENTS] for begin in range(0, len(flat), CHUNK_ELEMENTS))
-    return math.hypot(*(float(_norms_of_part(part, first)[0]) for part in parts))
+    """The Frobenius norm of one block, right to rounding."""
+    first = np.zeros(1, np.int64)
+    return math.hypot(*(float(_norms_of_part(part, first)[0]) for part in _parts(block)))
+
+
+def all_finite(block: Array) -> bool:
+    """Whether every element is finite."""
+    return all(bool(np.isfinite(part).all()) for part in _parts(block))
+
+
+def check_bytes(elements: int, dtype: np.dtype[Any]) -> int:
+    """Bytes that `frobenius_norm` and `all_finite` take besides: a part of the block squared, in double precision."""
+    wide = np.dtype(np.complex128 if dtype.kind == "c" else np.float64).itemsize
+    return min(elements, PART_ELEMENTS) * wide * (1 if dtype.itemsize == wide else 2)
+
+
+def _parts(block: Array) -> Iterator[Array]:
+    """All elements in small parts, without a copy of a block that is contiguous in any order."""
+    flat = block.ravel(order="K")
+    return (flat[begin : begin + PART_ELEMENTS] for begin in range(0, len(flat), PART_ELEMENTS))
 
 
 def _norms_of_part(data: Array, offsets: Ints) -> Floats:

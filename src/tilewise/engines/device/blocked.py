@@ -40,11 +40,11 @@ class BlockedRun:
             self._end(device, begun)
 
     def _stay(self, state: _State, holds: Sequence[Hold]) -> None:
-        """Two holds at a time, beside what came of the other operand."""
+        """A few holds at a time, beside what came of the other operand."""
         there: Copies = {}
         under_way: list[_Begun] = []
         for hold in holds:
-            if len(under_way) == 2:
+            if len(under_way) == self.cut.at_once:
                 self._end(state.device, under_way.pop(0))
             under_way.append(self._begin(state, hold))
             for chunk in hold.chunks:

@@ -190,7 +190,7 @@ class DeviceEngine(Runner):
             calls=job.tally.products,
             workers=self.devices.count,
             buffer_bytes=target.tensor.nbytes + plan.packed_bytes,
-            library=f"{self.library.name} on {self.devices.count} devices",
+            library=f"{self.library.name} on {self.devices.count} device{'s' if self.devices.count > 1 else ''}",
             levels=levels,
         )
 
