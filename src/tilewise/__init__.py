@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewise.contract import dot, einsum, execute, plan
+from tilewise.contract import compare_balancers, dot, einsum, execute, plan
 from tilewise.engines.base import engine
 from tilewise.errors import (
     GeneratorError,
@@ -36,6 +36,7 @@ __all__ = [
     "Symmetry",
     "TilewiseError",
     "Trace",
+    "compare_balancers",
     "dot",
     "einsum",
     "engine",

@@ -19,8 +19,10 @@ from tilewise.expressions import check_spaces, check_text, parse_expression
 from tilewise.machine import Machine
 from tilewise.patterns import Pattern, equal_structure
 from tilewise.plans import Plan, Program, Step, plan_steps
+from tilewise.plans.comparison import Comparison, compare_deals, list_tasks
 from tilewise.plans.fitting import within_budget
 from tilewise.plans.phases import Source
+from tilewise.plans.pools import TicketCost
 from tilewise.plans.propagation import NORM_LENIENCE, parse_tolerance, scaled_error
 from tilewise.plans.steps import check_errors, propagate_errors, reinspected, step_error
 from tilewise.spaces.differences import modes_text
@@ -146,6 +148,58 @@ def plan(
     else:
         made = Program(parsed.label(), tuple(patterns), steps, tolerance, bound)
     return made if machine is None else made.on(machine)
+
+
+def compare_balancers(
+    expression: str,
+    *operands: Operand,
+    ranks: int,
+    ranks_per_node: int | None = None,
+    tickets: TicketCost | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+    machine: Machine | None = None,
+) -> Comparison:
+    """Say how evenly, with how many tickets and how many moved bytes each balancer would share a product among ranks.
+
+    Parameters
+    ----------
+    expression : str
+        An einsum string of two operands.
+    *operands : BlockTensor or Pattern
+        Only patterns are looked at.
+    ranks : int
+        How many ranks there would be.
+    ranks_per_node : int, optional
+        How many of them share a node; as many as the machine has cores by default.
+    tickets : TicketCost, optional
+        What drawing a task from a shared counter costs.
+    noise : float
+        Standard deviation of the logarithm of what tasks really take over what balancers expect.
+    seed : int
+        Which scatter.
+    machine : Machine, optional
+        Whose rates the balancers expect; this computer's by default.
+
+    Examples
+    --------
+    >>> import tilewise as tw
+    >>> i = tw.Space([10] * 12)
+    >>> p = tw.Pattern.random((i, i), density=0.2)
+    >>> found = tw.compare_balancers("ij,jk->ik", p, p, ranks=8, ranks_per_node=4)
+    >>> found.of("counter").outcome.tickets - found.of("nonnull").outcome.tickets == found.null_tasks
+    True
+    """
+    made = plan(expression, *operands, engine="threads")
+    if isinstance(made, Program):
+        raise InputError(
+            f"{expression!r} has {len(made.steps)} steps. Expected one product of two operands. Compare the steps one "
+            "by one: tw.plan(...).steps lists them."
+        )
+    where = Machine.measured() if machine is None else machine
+    node = where.cores if ranks_per_node is None else ranks_per_node
+    tasks = list_tasks(made, where)
+    return compare_deals(made.label, tasks, ranks=ranks, ranks_per_node=node, tickets=tickets, noise=noise, seed=seed)
 
 
 def execute(

@@ -62,7 +62,7 @@ def project_seconds(plan: Plan, machine: Machine) -> float:
     packed = 0 if rows is None else int((rows.size * rows.depth * rows.batch).sum()) * plan.dtype.itemsize
     packing = permute_seconds(2 * packed, machine, workers)
     streamed = copy_seconds(compulsory_bytes(list(needed_bytes(plan).values()), plan.result_bytes), machine, workers)
-    seconds = _cell_seconds(plan, plan.work, machine)
+    seconds = cell_seconds(plan, plan.work, machine)
     if not len(seconds):
         return machine.start_seconds
     longest = float(np.add.reduceat(seconds, plan.work.cells.task_ptr[:-1]).max())
@@ -70,7 +70,7 @@ def project_seconds(plan: Plan, machine: Machine) -> float:
     return machine.start_seconds + packing + max(computing, streamed)
 
 
-def _cell_seconds(plan: Plan, work: Product, machine: Machine) -> Floats:
+def cell_seconds(plan: Plan, work: Product, machine: Machine) -> Floats:
     """Seconds of one worker for each cell."""
     _, _, batch, depth = _cell_shapes(plan, work)
     m = work.rows.size[work.row_strips.panel[work.cells.row]]
