@@ -10,11 +10,12 @@ from inspect import signature
 from typing import Any
 
 from tilewise.engines.device import DeviceEngine
+from tilewise.engines.mpi import MpiEngine
 from tilewise.engines.threads import ThreadsEngine
 from tilewise.errors import InputError
 from tilewise.tensors import Engine
 
-ENGINES = ("threads", "device")
+ENGINES = ("threads", "device", "mpi")
 """Names that `engine` takes."""
 
 _current: ContextVar[Engine | None] = ContextVar("tilewise_engine", default=None)
@@ -34,7 +35,7 @@ def make_engine(name: str, **options: Any) -> Engine:
     """An engine by its name."""
     if name not in ENGINES:
         raise InputError(f"There is no engine {name!r}. Expected one of {', '.join(ENGINES)}. Correct the name.")
-    made = {"threads": ThreadsEngine, "device": DeviceEngine}[name]
+    made = {"threads": ThreadsEngine, "device": DeviceEngine, "mpi": MpiEngine}[name]
     known = [option for option in signature(made).parameters if option != "blas"]
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -52,7 +53,8 @@ def engine(name: str = "threads", **options: Any) -> Iterator[Engine]:
     Parameters
     ----------
     name : str
-        ``"threads"``: workers of this process; ``"device"``: devices with memory of their own.
+        ``"threads"``: workers of this process; ``"device"``: devices with memory of their own; ``"mpi"``: the ranks of
+        a job under ``mpiexec``, each with workers of its own.
     **options
         ``workers``: how many; all cores that this process may use by default.  ``progress``: a function that is
         called every few seconds of a run with how far it has come; ``progress=print`` writes a line each time.  For

@@ -1,0 +1,66 @@
+"""What every rank does alike under ``mpiexec``: the suite of all engines, and the bits of one rank; see `test_mpi`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewise as tw
+from engines.conformance import WORK, EngineConformance
+from references import stored_bytes
+from tilewise.engines.mpi import MpiEngine
+from tilewise.engines.mpi import engine as module
+from tilewise.tensors import Engine
+
+pytestmark = pytest.mark.usefixtures("blas_for_few_cells", "share_everything")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def share_everything() -> Iterator[None]:
+    """Ranks share products of any size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LEAST_FLOPS", 0)
+        yield
+
+
+class TestMpi(EngineConformance):
+    @pytest.fixture(params=[1, 2], ids=["one worker", "two workers"])
+    def engine(self, request: pytest.FixtureRequest) -> Engine:
+        return MpiEngine(int(request.param))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64"])
+@pytest.mark.parametrize(("text", "spaces", "density", "kernel"), WORK)
+def test_the_bits_are_those_of_one_rank(text: str, spaces: Any, density: float, kernel: str, dtype: str) -> None:
+    operands = [tw.random(own, density, seed, dtype) for seed, own in enumerate(spaces)]
+    with tw.engine("threads", workers=1):
+        expected = tw.einsum(text, *operands)
+    with tw.engine("mpi", workers=1):
+        plan = tw.plan(text, *operands)
+        assert stored_bytes(tw.execute(plan, *operands)) == stored_bytes(expected)
+        added = tw.einsum(text, *operands, out=expected.copy(), alpha=0.5, beta=2.0)
+    with tw.engine("threads", workers=1):
+        assert stored_bytes(added) == stored_bytes(tw.einsum(text, *operands, out=expected.copy(), alpha=0.5, beta=2.0))
+    assert isinstance(plan, tw.Plan)
+    assert plan.runs[-1].flops == plan.flops
+
+
+def test_blocks_that_are_made_within_a_budget(tmp_path_factory: pytest.TempPathFactory) -> None:
+    space = tw.Space([40] * 8)
+    left, right = tw.random((space, space)), tw.random((space, space), seed=1)
+    lazy = tw.from_function(right.block, pattern=right.pattern)
+    with tw.engine("mpi", workers=1):
+        result = tw.einsum("ij,jk->ik", left, lazy, memory=left.nbytes + right.nbytes // 2)
+        assert np.allclose(result.to_dense(), left.to_dense() @ right.to_dense())
+        assert result.norm() == pytest.approx(float(np.linalg.norm(result.to_dense())))
+
+
+def test_a_product_of_nothing() -> None:
+    empty = tw.Space([])
+    nothing = tw.zeros((empty, empty))
+    with tw.engine("mpi"):
+        assert tw.einsum("ij,jk->ik", nothing, nothing).nbytes == 0
+        assert tw.einsum("ij,ij->", nothing, nothing).item() == 0

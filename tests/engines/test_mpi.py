@@ -1,0 +1,125 @@
+"""The MPI engine under ``mpiexec``: its suite on 1 to 4 ranks, and what happens when a rank fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tilewise as tw
+from engines.processes import source_environment
+from plans.enumeration import work_of
+from tilewise.engines.mpi import world
+from tilewise.engines.mpi.engine import share_blocks
+
+pytest.importorskip("mpi4py")
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+SUITE = Path(__file__).parent / "mpi_suite.py"
+TESTS = Path(__file__).parents[1]
+PATIENCE = 300
+
+
+def ranks(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python with some arguments on so many ranks."""
+    environment = source_environment()
+    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], str(TESTS)])
+    if MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    command = [MPIEXEC, "-n", str(count), sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_suite_passes(count: int) -> None:
+    """On three and four ranks with one worker each: the computer may have few cores."""
+    chosen = [] if count < 3 else ["-k", "not two"]
+    done = ranks(count, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *chosen, str(SUITE))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.count(" passed") == count
+
+
+FAILING = """
+import numpy as np
+import tilewise as tw
+
+space = tw.Space([30] * 4)
+with tw.engine("mpi") as engine:
+    def make(block):
+        if engine.world.rank == 1 and block == (2, 0):
+            raise ValueError("no such integral")
+        return np.ones((30, 30))
+
+    lazy = tw.from_function(make, (space, space))
+    for _ in range(1000):
+        tw.einsum("ij,jk->ik", lazy, lazy)
+"""
+
+
+def test_a_rank_that_fails_ends_all_ranks_with_its_message() -> None:
+    done = ranks(3, "-c", FAILING)
+    assert done.returncode != 0
+    assert "Rank 1 of 3 failed" in done.stderr
+    assert "raised ValueError for block (2, 0): no such integral" in done.stderr
+
+
+ALONE = """
+import tilewise as tw
+
+space = tw.Space([20] * 3)
+tensor = tw.random((space, space))
+with tw.engine("mpi") as engine:
+    print(engine.world.size, tw.einsum("ij,jk->ik", tensor, tensor).pattern.nnz_blocks)
+"""
+
+
+def test_a_rank_alone_needs_no_launcher() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], env=source_environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", "9"]
+    assert not done.stderr
+
+
+def test_ranks_that_do_not_know_of_each_other_are_refused() -> None:
+    with pytest.raises(tw.TilewiseError, match=r"started 4 ranks \(PMI_SIZE\), but MPI sees one\. Expected one job"):
+        world.check_launch(1, {"PMI_SIZE": "4"})
+    world.check_launch(4, {"PMI_SIZE": "4"})
+    world.check_launch(1, {"PMI_SIZE": "1", "SLURM_STEP_NUM_TASKS": "junk"})
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "2"])
+def test_ranks_of_a_node_are_a_number(value: Any) -> None:
+    with (
+        pytest.raises(tw.InputError, match=r"is no number of ranks\. Expected an integer >= 1"),
+        tw.engine("mpi", ranks_per_node=value),
+    ):
+        pass
+
+
+def test_parts_that_follow_each_other_are_sent_as_one() -> None:
+    begin, size = np.array([40, 0, 10, 25]), np.array([5, 10, 5, 15])
+    assert world.joined(begin, size) == ([15, 20], [0, 25])
+
+
+@given(st.integers(1, 9), st.floats(0.1, 1.0), st.integers(0, 9))
+def test_neighbouring_blocks_of_equal_work_go_together(count: int, density: float, seed: int) -> None:
+    space = tw.Space([3, 9, 5, 7] * 3)
+    pattern = tw.Pattern.random((space, space), density, seed=seed)
+    plan = tw.plan("ij,jk->ik", pattern, pattern)
+    assert isinstance(plan, tw.Plan)
+    rank = share_blocks(plan, count)
+    assert len(rank) == plan.result.nnz_blocks
+    assert (np.diff(rank) >= 0).all()
+    assert not len(rank) or 0 <= rank.min() <= rank.max() < count
+    cells = work_of(plan).cells
+    work = np.bincount(cells.block, cells.flops, len(rank))
+    shares = np.bincount(rank, work, count)
+    assert shares.max() <= plan.flops / count + work.max(initial=0)
