@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import tilewise as tw
 from engines.conformance import WORK, EngineConformance
 from references import stored_bytes
+from tilewise.engines import progress
 from tilewise.engines.mpi import MpiEngine
 from tilewise.engines.mpi import engine as module
 from tilewise.tensors import Engine
@@ -64,3 +66,17 @@ def test_a_product_of_nothing() -> None:
     with tw.engine("mpi"):
         assert tw.einsum("ij,jk->ik", nothing, nothing).nbytes == 0
         assert tw.einsum("ij,ij->", nothing, nothing).item() == 0
+
+
+def test_the_first_rank_tells_how_far_all_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "INTERVAL", 0.001)
+    told: list[progress.Progress] = []
+    space = tw.Space([60] * 20)
+    tensor = tw.random((space, space))
+    with tw.engine("mpi", workers=1, progress=told.append) as engine:
+        assert isinstance(engine, MpiEngine)
+        tw.einsum("ij,jk->ik", tensor, tensor)
+        assert bool(told) == (engine.world.rank == 0)
+    if told:
+        assert told[-1].done > 0.5 * told[-1].total
+        assert all(before.done <= after.done <= after.total for before, after in itertools.pairwise(told))

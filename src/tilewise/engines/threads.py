@@ -24,13 +24,13 @@ from tilewise.engines.streaming import Call, Runner
 from tilewise.engines.targets import Target, make_target, scale_target
 from tilewise.engines.views import blocks_view, cells_view, frozen, gather_view, panels_view, result_view
 from tilewise.engines.workers import Workers, available_cores
-from tilewise.errors import InputError
 from tilewise.machine import Machine
 from tilewise.plans import Plan, Product, Sum
 from tilewise.plans.cells import keep_blocks
 from tilewise.plans.inspector import packed_columns, packed_rows
 from tilewise.plans.sides import Modes
 from tilewise.plans.steps import reinspected
+from tilewise.spaces.integers import parse_count
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.memory import Memory
 from tilewise.tensors.protocol import Scalar
@@ -40,6 +40,9 @@ from tilewise.trace import Trace
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+Follow = Callable[[Callable[[], int]], AbstractContextManager[None]]
+"""Takes what counts the flops done so far, and gives a context in which they are done."""
 
 OWN_KERNEL = f"register tile, {8 * REGISTER_BYTES} bits"
 """What a trace calls our own kernel."""
@@ -113,10 +116,7 @@ class ThreadsEngine(Runner):
     name = "threads"
 
     def __init__(self, workers: int | None = None, blas: Blas | None = None, progress: Tell | None = None) -> None:
-        count = available_cores() if workers is None else workers
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
-            raise InputError(f"workers={workers!r} is no number of threads. Expected an integer >= 1. Correct it.")
-        self._workers = Workers(int(count))
+        self._workers = Workers(available_cores() if workers is None else parse_count("workers", workers, "threads"))
         self.memory = Memory()
         self.blas: Blas = preferred_blas(Machine.measured()) if blas is None else blas
         self.progress = check_progress(progress)
@@ -165,8 +165,9 @@ class ThreadsEngine(Runner):
         alpha: Scalar,
         wanted: npt.NDArray[np.bool_],
         account: Account | None,
+        follow: Follow | None = None,
     ) -> tuple[Floats, Ints]:
-        """Compute some result blocks of a product while others are filled in elsewhere.
+        """Compute some result blocks of a product while others are filled in elsewhere; `follow` may see how far it is.
 
         Returns
         -------
@@ -176,7 +177,8 @@ class ThreadsEngine(Runner):
         assert isinstance(plan.work, Product)
         part = replace(plan, work=replace(plan.work, cells=keep_blocks(plan.work.cells, wanted)))
         job = self._job(part, operands, target, alpha, account)
-        squares = self._compute(job)[2]
+        with nullcontext() if follow is None else follow(lambda: int(job.tally[:, 2].sum())):
+            squares = self._compute(job)[2]
         return squares, job.tally.sum(axis=0)
 
     def _compute(self, job: Job) -> tuple[float, int, Floats]:
@@ -375,6 +377,21 @@ class ThreadsEngine(Runner):
 
         weights = np.add.reduceat(work.elements.astype(np.float64), work.task_ptr[:-1])
         self._workers.run(add, np.asarray(weights, np.float64))
+
+
+class Hosted(Runner):
+    """An engine that leaves some of its work to the workers of this computer."""
+
+    host: ThreadsEngine
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As for threads: a tensor that comes from another process belongs to the engine in use here."""
+        return self.host.__reduce__()
+
+    @property
+    def workers(self) -> int:
+        """Threads of this process."""
+        return self.host.workers
 
 
 def _engine_in_use() -> Engine:

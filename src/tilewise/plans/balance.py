@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -155,8 +155,7 @@ def _static(tasks: Tasks, ranks: int, ranks_per_node: int) -> Deal:
 
 
 def _stealing(tasks: Tasks, ranks: int, ranks_per_node: int) -> Deal:
-    own = tasks.nonnull
-    return Deal("stealing", cut_evenly(tasks.cost[own], ranks), own, np.arange(ranks))
+    return replace(_static(tasks, ranks, ranks_per_node), balancer="stealing")
 
 
 def _buckets(tasks: Tasks, ranks: int, ranks_per_node: int) -> Deal:

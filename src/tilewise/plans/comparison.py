@@ -16,6 +16,7 @@ from tilewise.plans.plan import Plan
 from tilewise.plans.pools import Outcome, TicketCost, moved_bytes, replay
 from tilewise.plans.projection import cell_seconds
 from tilewise.plans.work import Product
+from tilewise.spaces.integers import parse_count
 
 MOST_TASKS = 100_000_000
 """Tuples of result tiles, null ones included, that are looked at."""
@@ -135,9 +136,8 @@ def compare_deals(
     seed: int = 0,
 ) -> Comparison:
     """Every balancer on the same tasks; see `tilewise.compare_balancers`."""
-    for name, value in (("ranks", ranks), ("ranks_per_node", ranks_per_node)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise InputError(f"{name}={value!r} is no number of ranks. Expected an integer >= 1. Correct it.")
+    ranks = parse_count("ranks", ranks, "ranks")
+    ranks_per_node = parse_count("ranks_per_node", ranks_per_node, "ranks")
     if isinstance(noise, bool) or not isinstance(noise, (int, float)) or not 0 <= noise <= MOST_NOISE:
         raise InputError(
             f"noise={noise!r} is no scatter of task times. Expected a number from 0 to {MOST_NOISE:g}, such as 0.3. "

@@ -65,7 +65,7 @@ def plan_report(plan: Plan, machine: Machine) -> Report:
     rows += _traffic_rows(plan.on(machine))
     cost = Table("Cost", header, tuple(row[: len(header)] for row in rows))
     levels = _level_tables(plan)
-    title = f"{plan.label}  ({plan.dtype.name}, {_plural(plan.workers, 'worker')})"
+    title = f"{plan.label}  ({plan.dtype.name}, {plural_text(plan.workers, 'worker')})"
     notes = (_kernel_note(plan.kernel), *_notes(machine, plan.runs, plan.placement is not None))
     return Report(title, (tensors, cost, *levels), notes)
 
@@ -88,7 +88,7 @@ def program_report(program: Program) -> Report:
     total = Table(
         "All steps", ("", "projected", "measured") if done else ("", "projected"), _totals(program, runs, done)
     )
-    title = f"{program.label}  ({program.dtype.name}, {_plural(program.workers, 'worker')})"
+    title = f"{program.label}  ({program.dtype.name}, {plural_text(program.workers, 'worker')})"
     machine = program.steps[0].plan.machine
     assert machine is not None
     kernels = tuple(_kernel_note(kernel) for kernel in dict.fromkeys(step.plan.kernel for step in program.steps))
@@ -248,7 +248,7 @@ def _notes(machine: Machine, runs: Sequence[Trace], on_devices: bool = False) ->
     else:
         lines.append("Time from default rates, a cautious guess: run `tilewise doctor` to measure this computer.")
     if runs:
-        lines.append(f"Measured: the latest run, on {_plural(runs[-1].workers, 'worker')}.")
+        lines.append(f"Measured: the latest run, on {plural_text(runs[-1].workers, 'worker')}.")
     return tuple(lines)
 
 
@@ -289,7 +289,8 @@ def percent_text(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _plural(count: int, noun: str) -> str:
+def plural_text(count: int, noun: str) -> str:
+    """A number of things."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

@@ -1,4 +1,4 @@
-"""The block products of a plan one by one, with the panels, the k tile and the stored blocks of each."""
+"""The block products of a plan one by one, with the stored blocks of each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ Floats = npt.NDArray[np.float64]
 class Pairs:
     """The block products of a plan."""
 
-    row: Ints
-    """Row panel of each."""
-    col: Ints
-    """Column panel of each."""
-    inner: Ints
-    """K tile of each."""
     left: Ints
     """Stored block of the left operand."""
     right: Ints
@@ -57,9 +51,6 @@ def list_pairs(plan: Plan) -> Pairs:
     factor = 8 if plan.dtype.kind == "c" else 2
     sizes = (rows.size * rows.batch)[row[entry]] * cols.size[col] * lengths[inner]
     return Pairs(
-        row=row[entry],
-        col=col,
-        inner=inner,
         left=plan.operands[0].blocks.source[left],
         right=plan.operands[1].blocks.source[right],
         target=_targets(work, row[entry], col),

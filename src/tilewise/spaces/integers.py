@@ -23,6 +23,14 @@ def parse_integer(value: object, what: str, remedy: str) -> int:
     raise InputError(f"{what} is {value!r}. It must be an integer. {remedy}")
 
 
+def parse_count(name: str, value: object, noun: str) -> int:
+    """How many of something a user asks for: one or more."""
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or value < 1:  # type: ignore[operator]
+        raise InputError(f"{name}={value!r} is no number of {noun}. Expected an integer >= 1. Correct it.")
+    return operator.index(value)  # type: ignore[arg-type]
+
+
 def parse_seed(value: object) -> int:
     """A seed of random numbers."""
     number = parse_integer(value, "seed", "Pass a number such as seed=0.")

@@ -18,15 +18,17 @@ from tilewise.engines.device.libraries import load_library
 from tilewise.engines.device.matrices import Sink, make_readers
 from tilewise.engines.device.memory import Device, Neighbours
 from tilewise.engines.progress import Tell, check_progress
-from tilewise.engines.streaming import Call, Runner
+from tilewise.engines.streaming import Call
 from tilewise.engines.targets import make_target, scale_target
-from tilewise.engines.threads import ThreadsEngine
+from tilewise.engines.threads import Hosted, ThreadsEngine
 from tilewise.errors import InputError, MemoryBudgetError
 from tilewise.plans import Plan, Product
 from tilewise.plans.budget import parse_memory
 from tilewise.plans.devices import Blocked, Devices, block_bytes, list_products, plan_blocked
+from tilewise.plans.explain import plural_text
 from tilewise.plans.routing import HOST, Cached, Rates, plan_cached
 from tilewise.plans.steps import reinspected
+from tilewise.spaces.integers import parse_count
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.protocol import Scalar
 from tilewise.trace import Trace
@@ -35,7 +37,7 @@ SCHEDULES = ("auto", "blocked", "cache")
 """What ``schedule=`` takes."""
 
 
-class DeviceEngine(Runner):
+class DeviceEngine(Hosted):
     """Runs products on devices.
 
     Parameters
@@ -96,7 +98,10 @@ class DeviceEngine(Runner):
                 "tw.engine('device', capacity='8GB')."
             )
         self.devices = Devices(
-            _count("devices", devices), parse_memory(capacity, "capacity"), _count("queues", queues), stationary
+            count=parse_count("devices", devices, "devices"),
+            capacity=parse_memory(capacity, "capacity"),
+            queues=parse_count("queues", queues, "queues"),
+            stationary=stationary,
         )
         self.bandwidth = _rate("bandwidth", bandwidth)
         if not isinstance(schedule, str) or schedule not in SCHEDULES:
@@ -112,15 +117,6 @@ class DeviceEngine(Runner):
             )
         shared = host is not None and own is not None
         self.rates = Rates((host if shared else None) or 0.0, own or 1.0, self.bandwidth or 1.0)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Devices cannot be copied: a tensor that comes from another process belongs to the engine in use here."""
-        return self.host.__reduce__()
-
-    @property
-    def workers(self) -> int:
-        """Threads of this computer."""
-        return self.host.workers
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with its products on the devices, cut to fit them."""
@@ -190,7 +186,7 @@ class DeviceEngine(Runner):
             calls=job.tally.products,
             workers=self.devices.count,
             buffer_bytes=target.tensor.nbytes + plan.packed_bytes,
-            library=f"{self.library.name} on {self.devices.count} device{'s' if self.devices.count > 1 else ''}",
+            library=f"{self.library.name} on {plural_text(self.devices.count, 'device')}",
             levels=levels,
         )
 
@@ -228,12 +224,6 @@ def _projected(plan: Plan, device: Device) -> int:
     if not isinstance(plan.placement, Blocked):
         return device.account.budget
     return max((hold.peak_bytes for hold in plan.placement.holds if hold.device == device.number), default=0)
-
-
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise InputError(f"{name}={value!r} is no number of {name}. Expected an integer >= 1. Correct it.")
-    return int(value)
 
 
 def _rate(name: str, value: Any) -> float | None:

@@ -6,17 +6,18 @@ A result block is computed by one rank, as one rank alone would compute it: the 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.engines.mpi.world import World, make_world
 from tilewise.engines.progress import Tell
-from tilewise.engines.streaming import Call, Runner
+from tilewise.engines.streaming import Call
 from tilewise.engines.targets import Target, make_target, scale_target
-from tilewise.engines.threads import ThreadsEngine
+from tilewise.engines.threads import OWN_KERNEL, Hosted, ThreadsEngine
 from tilewise.engines.workers import available_cores
 from tilewise.plans import Plan, Product
 from tilewise.plans.balance import cut_evenly
@@ -29,7 +30,7 @@ LEAST_FLOPS = 1_000_000
 """Products with less work are done by every rank for itself: sending their blocks would take longer."""
 
 
-class MpiEngine(Runner):
+class MpiEngine(Hosted):
     """Runs plans on all ranks of an MPI job, each with threads of its own.
 
     Parameters
@@ -53,15 +54,6 @@ class MpiEngine(Runner):
         self.progress = self.host.progress if self.world.rank == 0 else None
         self.memory = self.host.memory
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Ranks cannot be copied: a tensor that comes from another process belongs to the engine in use here."""
-        return self.host.__reduce__()
-
-    @property
-    def workers(self) -> int:
-        """Threads of each rank."""
-        return self.host.workers
-
     def prepare(self, plan: Plan) -> Plan:
         """The plan as the workers of a rank run it."""
         return self.host.prepare(plan)
@@ -76,7 +68,11 @@ class MpiEngine(Runner):
         scale_target(target, call.beta)
         rank_of_block = share_blocks(plan, self.world.size)
         mine = rank_of_block == self.world.rank
-        squares, counts = self.host.add_blocks(plan, call.operands, target, call.alpha, mine, call.account)
+
+        def follow(done: Callable[[], int]) -> AbstractContextManager[None]:
+            return call.watch.following(lambda: min(self.world.size * done(), plan.flops))  # as if all were as far
+
+        squares, counts = self.host.add_blocks(plan, call.operands, target, call.alpha, mine, call.account, follow)
         self._exchange(plan, target, rank_of_block)
         target.finish(self.world.sum(squares), call.beta)
         tasks, calls, flops = (int(n) for n in self.world.sum(counts))
@@ -89,7 +85,7 @@ class MpiEngine(Runner):
             calls=calls,
             workers=self.workers * self.world.size,
             buffer_bytes=target.tensor.nbytes + plan.packed_bytes + plan.worker_bytes * self.workers,
-            library=self.host.blas.name if plan.kernel == "gemm" else "register tile",
+            library=self.host.blas.name if plan.kernel == "gemm" else OWN_KERNEL,
         )
 
     def _exchange(self, plan: Plan, target: Target, rank_of_block: Ints) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import InputError, MissingPackageError, TilewiseError
+from tilewise.spaces.integers import parse_count
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -70,8 +71,6 @@ class World:
     """Communicator of all ranks."""
     neighbours: Any
     """Communicator of the ranks on this node."""
-    ranks_per_node: int
-    """Ranks on each node."""
 
     @property
     def rank(self) -> int:
@@ -112,25 +111,10 @@ class World:
         for kind in kinds:
             kind.Free()
 
-    @property
-    def node(self) -> int:
-        """The node of this rank."""
-        return self.rank // self.ranks_per_node
-
-    @property
-    def nodes(self) -> int:
-        """How many nodes there are."""
-        return -(-self.size // self.ranks_per_node)
-
 
 def make_world(ranks_per_node: int | None = None) -> World:
     """The ranks, with those on one computer as a node, or as many as one is told to take for a node."""
-    told = ranks_per_node is not None
-    if told and (isinstance(ranks_per_node, bool) or not isinstance(ranks_per_node, int) or ranks_per_node < 1):
-        raise InputError(
-            f"ranks_per_node={ranks_per_node!r} is no number of ranks. Expected an integer >= 1. Correct it."
-        )
-    return _world(ranks_per_node)
+    return _world(None if ranks_per_node is None else parse_count("ranks_per_node", ranks_per_node, "ranks"))
 
 
 @lru_cache(maxsize=16)
@@ -139,7 +123,7 @@ def _world(ranks_per_node: int | None) -> World:
     mpi = load_mpi()
     everyone = mpi.COMM_WORLD.Dup()
     if ranks_per_node is not None:
-        return World(everyone, everyone.Split(everyone.rank // ranks_per_node), ranks_per_node)
+        return World(everyone, everyone.Split(everyone.rank // ranks_per_node))
     found = everyone.Split_type(mpi.COMM_TYPE_SHARED)
     sizes = everyone.allgather(found.size)
     firsts = everyone.allgather(everyone.rank - found.rank)
@@ -148,7 +132,7 @@ def _world(ranks_per_node: int | None) -> World:
             f"Ranks are not numbered node by node: nodes have {sizes} ranks. Expected neighbouring ranks on each node. "
             "Ask the launcher for block placement, such as srun --distribution=block."
         )
-    return World(everyone, found, sizes[0])
+    return World(everyone, found)
 
 
 def joined(begin: Ints, size: Ints) -> tuple[list[int], list[int]]:
