@@ -59,8 +59,8 @@ class Generated:
         NumPy makes double precision unless it is told otherwise, and so would a function for single precision.
         """
         elements = int(self.pattern.block_sizes.max(initial=0))
-        kind = np.dtype(np.complex128 if self.dtype.kind == "c" else np.float64)
-        return elements * kind.itemsize + check_bytes(elements, self.dtype)
+        wide = np.result_type(self.dtype, np.float64)
+        return elements * wide.itemsize + check_bytes(elements, self.dtype)
 
     def read(self, row: int, out: Array) -> None:
         """Make a block; one at a time if the function is not thread safe.

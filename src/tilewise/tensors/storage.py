@@ -147,8 +147,8 @@ def all_finite(block: Array) -> bool:
 
 def check_bytes(elements: int, dtype: np.dtype[Any]) -> int:
     """Bytes that `frobenius_norm` and `all_finite` take besides: a part of the block squared, in double precision."""
-    wide = np.dtype(np.complex128 if dtype.kind == "c" else np.float64).itemsize
-    return min(elements, PART_ELEMENTS) * wide * (1 if dtype.itemsize == wide else 2)
+    wide = np.result_type(dtype, np.float64)
+    return min(elements, PART_ELEMENTS) * wide.itemsize * (1 if dtype == wide else 2)
 
 
 def _parts(block: Array) -> Iterator[Array]:
