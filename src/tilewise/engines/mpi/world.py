@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ Ints = npt.NDArray[np.int64]
 
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
 """Variables in which launchers say how many ranks they started."""
+
+FORWARDING = 0.5
+"""Seconds that a launcher is given to pass a message on: what it has not read when ranks are ended is lost."""
 
 
 @lru_cache(maxsize=1)
@@ -60,6 +64,7 @@ def _abort(kind: type[BaseException], error: BaseException, trace: TracebackType
     world = load_mpi().COMM_WORLD
     lines = traceback.format_exception(kind, error, trace)
     print(f"Rank {world.rank} of {world.size} failed:\n{''.join(lines)}", file=sys.stderr, flush=True)
+    time.sleep(FORWARDING)
     world.Abort(1)
 
 
