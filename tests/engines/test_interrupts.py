@@ -184,3 +184,36 @@ def test_ctrl_c_at_any_moment_of_planning_leaves_the_interpreter_alive() -> None
         check=False,
     )
     assert (made.returncode, made.stdout) == (0, "done\n"), made.stderr
+
+
+LOADED = """
+from numba.core import dispatcher
+
+compile_loop, exposed = dispatcher.Dispatcher.compile, []
+
+def watched(self, signature):
+    if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            exposed.append(self.py_func.__name__)
+    return compile_loop(self, signature)
+
+dispatcher.Dispatcher.compile = watched
+tensor = tw.random((tw.Space([5, 9, 3] * 4),) * 2, 0.8)
+tw.einsum("ij,jk->ik", tensor, tensor)
+tw.einsum("ij->ji", tensor)
+tw.einsum("ij,ij->", tensor, tensor)
+tw.einsum("ij,jk,kl->il", tensor, tensor, tensor, tol=1e-3, memory="1MB")
+print(exposed)
+"""
+
+
+def test_ctrl_c_never_hits_a_loop_that_is_being_loaded() -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", PRELUDE + LOADED],
+        capture_output=True,
+        text=True,
+        env=source_environment(),
+        timeout=120,
+        check=True,
+    )
+    assert made.stdout == "[]\n"

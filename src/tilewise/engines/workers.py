@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.plans.aside import run_aside
+
 Loop = Callable[[int, npt.NDArray[np.int64], npt.NDArray[np.int64]], None]
 """``loop(worker, queues, stop)`` runs tasks from the queues until they are empty or ``stop[0]`` is set."""
 
@@ -36,7 +38,8 @@ class Workers:
         """Run tasks ``0 .. len(weights) - 1``: a contiguous share of the weight to each worker, then stealing."""
         stop = np.zeros(1, np.int64)
         if float(weights.sum()) < SERIAL_FLOPS:
-            loop(0, share(weights, 1), stop)
+            # Here, and not to be hit by Ctrl-C: the first call loads or compiles the loop, which may not end half-way.
+            run_aside(lambda _: loop(0, share(weights, 1), stop), short=True)
             return
         queues = share(weights, self.count)
         futures = [self._threads().submit(loop, worker, queues, stop) for worker in range(self.count)]
