@@ -97,4 +97,5 @@ def assert_close(tensor: BlockTensor, expected: Array, scale: float) -> None:
 def stored_bytes(tensor: BlockTensor) -> tuple[bytes, bytes, bytes, float]:
     """All that a tensor is, for "nothing was changed" and "the same bits"."""
     pattern = tensor.pattern
-    return tensor.arena.data.tobytes(), pattern.index.tobytes(), pattern.norms.tobytes(), tensor.error_bound
+    data = b"".join(block.tobytes() for _, block in tensor.blocks())
+    return data, pattern.index.tobytes(), pattern.norms.tobytes(), tensor.error_bound

@@ -17,6 +17,7 @@ from references import assert_close, assert_sound, dense, stored_bytes, tile_mas
 from strategies import DTYPES, EinsumCase, einsum_cases, matrix_cases
 from tilewise.plans import Plan
 from tilewise.tensors.protocol import Scalar
+from tilewise.tensors.storage import Arena
 
 COMPLEX = ("complex64", "complex128")
 
@@ -460,9 +461,16 @@ class Forbidden:
 
     name = "forbidden"
     workers = 3
+    ranks = ranks_per_node = 1
 
     def prepare(self, plan: Plan) -> Plan:
         return plan
+
+    def allocate(self, *args: Any, **options: Any) -> Arena:
+        raise AssertionError("an engine was asked for memory")
+
+    def spread(self, *args: Any, **options: Any) -> tw.BlockTensor:
+        raise AssertionError("an engine was asked to move blocks")
 
     def run(self, *args: Any, **options: Any) -> tw.BlockTensor:
         raise AssertionError("an engine was asked to compute")

@@ -12,10 +12,11 @@ from tilewise.errors import (
     StorageError,
     TilewiseError,
 )
-from tilewise.factories import from_blocks, from_dense, from_function, load, random, zeros
+from tilewise.factories import from_blocks, from_dense, from_function, load, random, redistribute, zeros
 from tilewise.machine import Machine
 from tilewise.patterns import Pattern, Symmetry
 from tilewise.plans import Plan, Program
+from tilewise.reports.timeline import save_timeline
 from tilewise.spaces import Space
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.tilings import retile
@@ -47,6 +48,8 @@ __all__ = [
     "load",
     "plan",
     "random",
+    "redistribute",
     "retile",
+    "save_timeline",
     "zeros",
 ]

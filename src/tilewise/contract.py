@@ -11,20 +11,24 @@ from functools import reduce
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from tilewise.engines.base import current_engine, make_engine
 from tilewise.engines.streaming import sources_of
 from tilewise.errors import InputError
 from tilewise.expressions import check_spaces, check_text, parse_expression
-from tilewise.machine import Machine
+from tilewise.machine import Machine, check_machine
 from tilewise.patterns import Pattern, equal_structure
 from tilewise.plans import Plan, Program, Step, plan_steps
 from tilewise.plans.comparison import Comparison, compare_deals, list_tasks
 from tilewise.plans.fitting import within_budget
+from tilewise.plans.layout import EVERYBODY, make_layout
 from tilewise.plans.phases import Source
 from tilewise.plans.pools import TicketCost
 from tilewise.plans.propagation import NORM_LENIENCE, parse_tolerance, scaled_error
+from tilewise.plans.sharing import Request, budget_of_rank, share_steps
 from tilewise.plans.steps import check_errors, propagate_errors, reinspected, step_error
+from tilewise.plans.traffic import NOBODY
 from tilewise.spaces.differences import modes_text
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.drafts import parse_scratch
@@ -32,6 +36,7 @@ from tilewise.tensors.protocol import Scalar
 from tilewise.tensors.scalars import parse_factor
 
 Operand = BlockTensor | Pattern
+Ints = npt.NDArray[np.int64]
 
 
 def einsum(
@@ -44,6 +49,8 @@ def einsum(
     memory: int | str | None = None,
     scratch: str | os.PathLike[str] | None = None,
     engine: str | Engine | None = None,
+    algorithm: str = "auto",
+    balancer: str = "static",
     reproducible: bool = False,
 ) -> BlockTensor:
     """Contract block-sparse tensors, by NumPy's rules for einsum strings.
@@ -71,8 +78,11 @@ def einsum(
         there has no name and is gone with the tensor.
     engine : str or Engine, optional
         Who runs it; the engine in use by default.
+    algorithm, balancer : str
+        How ranks share the work, see `plan`.
     reproducible : bool
-        The same bits for any number of workers.  This engine always gives them; others have to be asked.
+        The same bits for any number of workers and ranks.  Threads always give them; ranks have to be asked, since
+        some products are faster where they also share the sums.
 
     Returns
     -------
@@ -90,7 +100,17 @@ def einsum(
     """
     _check_tensors(operands, repr(expression))
     runner = _engine(engine)
-    made = plan(expression, *operands, tol=tol, memory=memory, scratch=scratch, engine=runner)
+    made = plan(
+        expression,
+        *operands,
+        tol=tol,
+        memory=memory,
+        scratch=scratch,
+        engine=runner,
+        algorithm=algorithm,
+        balancer=balancer,
+        reproducible=reproducible,
+    )
     return execute(made, *operands, out=out, alpha=alpha, beta=beta, engine=runner)
 
 
@@ -101,6 +121,11 @@ def plan(
     memory: int | str | None = None,
     scratch: str | os.PathLike[str] | None = None,
     engine: str | Engine | None = None,
+    ranks: int | None = None,
+    ranks_per_node: int | None = None,
+    algorithm: str = "auto",
+    balancer: str = "static",
+    reproducible: bool = False,
     machine: Machine | None = None,
 ) -> Plan | Program:
     """Say what a contraction will do and cost, before anything is allocated.
@@ -119,6 +144,18 @@ def plan(
         Folder for results that do not fit, see `einsum`.
     engine : str or Engine, optional
         For whom the projection is made.
+    ranks, ranks_per_node : int, optional
+        How many ranks share the work, and how many of them share a node; those of the engine by default.  Any number
+        can be planned for: nothing is started.
+    algorithm : str
+        ``"stationary"``: the larger operand stays, the other passes by on a grid of ranks.  ``"owner"``: each result
+        block is computed by one rank, which gets what it needs.  ``"summa"``: rows, columns and, unless the result is
+        to be reproducible, k on a grid that is laid over nodes so that little crosses between them.  ``"auto"``: what
+        should be fastest.
+    balancer : str
+        Who gives result blocks to ranks where these own them: one of `tilewise.plans.balance.BALANCERS`.
+    reproducible : bool
+        Whether the bits of the result must not depend on the ranks.
     machine : Machine, optional
         Where the projection is made for; this computer by default.
 
@@ -135,12 +172,19 @@ def plan(
     parsed = parse_expression(expression, tuple(p.ndim for p in patterns))
     check_spaces(parsed, [p.spaces for p in patterns])
     errors = [o.error_bound if isinstance(o, BlockTensor) else 0.0 for o in operands]
+    if machine is not None:
+        check_machine(machine)
     runner = _engine(engine)
     tolerance, workers = parse_tolerance(tol), runner.workers
     steps, bound = plan_steps(parsed, patterns, _dtype(operands), tolerance, errors, workers)
     steps = tuple(replace(step, plan=runner.prepare(step.plan)) for step in steps)
     folder = None if scratch is None else parse_scratch(scratch)
-    if memory is not None or all(isinstance(o, BlockTensor) for o in operands):
+    count, near = (runner.ranks, runner.ranks_per_node) if ranks is None else (ranks, ranks_per_node or 1)
+    request = Request(count, near if ranks_per_node is None else ranks_per_node, algorithm, balancer, reproducible)
+    if request.ranks > 1:
+        owners = [_owner(o, request.ranks) for o in operands]
+        steps = share_steps(steps, owners, request, budget_of_rank(memory, owners, request), machine)
+    elif memory is not None or all(isinstance(o, BlockTensor) for o in operands):
         steps = within_budget(steps, _sources(operands, _dtype(operands)), memory, folder)
     made: Plan | Program
     if len(steps) == 1:
@@ -317,6 +361,17 @@ def _dtype(operands: Sequence[Operand]) -> np.dtype[np.generic]:
     return reduce(np.promote_types, kinds) if kinds else np.dtype(np.float64)
 
 
+def _owner(operand: Operand, ranks: int) -> Ints:
+    """Who has each block of an operand; a tensor that no rank has is taken to go round."""
+    if isinstance(operand, BlockTensor) and not operand.in_memory:
+        return np.full(operand.pattern.nnz_blocks, NOBODY)
+    if isinstance(operand, BlockTensor) and operand.engine.ranks == ranks:
+        owner = operand.arena.owner
+        return np.full(operand.pattern.nnz_blocks, EVERYBODY) if owner is None else owner
+    pattern = operand.pattern if isinstance(operand, BlockTensor) else operand
+    return make_layout("cyclic", pattern, ranks).owner
+
+
 def _sources(operands: Sequence[Operand], dtype: np.dtype[np.generic]) -> list[Source]:
     """Where each operand's elements are; those of a pattern are taken to be in memory."""
     return [sources_of([o], dtype)[0] if isinstance(o, BlockTensor) else Source(resident=True) for o in operands]
@@ -409,5 +464,5 @@ def _check_out(out: BlockTensor, result: Pattern, dtype: np.dtype[np.generic], o
         raise InputError(
             f"out= holds {out.dtype.name}, the result is {dtype.name}. Expected the same type. Use out.astype()."
         )
-    if any(o is out or (o.in_memory and np.shares_memory(o.arena.data, out.arena.data)) for o in operands):
+    if any(o is out or (o.in_memory and np.shares_memory(o.arena.own, out.arena.own)) for o in operands):
         raise InputError("out= is one of the operands. Expected a tensor of its own. Pass a copy().")

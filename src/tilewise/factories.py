@@ -159,6 +159,34 @@ def load(path: str | os.PathLike[str], *, on_disk: bool = False) -> BlockTensor:
     return load_tensor(path, on_disk, current_engine())
 
 
+def redistribute(tensor: BlockTensor, layout: str) -> BlockTensor:
+    """A tensor whose blocks other ranks own; under another engine than ``"mpi"``, the tensor itself.
+
+    Parameters
+    ----------
+    tensor : BlockTensor
+        The tensor.
+    layout : str
+        ``"cyclic"``: blocks go round the ranks.  ``"cyclic2d"``: tiles of the first half of the modes along one side of
+        a grid of ranks, of the others along its other side.  ``"column"``: by the tile of the last mode, dealt by
+        bytes.  ``"weight"``: neighbouring blocks together, equal bytes for each rank.  ``"replicated"``: every rank has
+        every block.
+
+    Examples
+    --------
+    >>> import tilewise as tw
+    >>> i = tw.Space([2, 3])
+    >>> tw.redistribute(tw.random((i, i)), "column").shape
+    (5, 5)
+    """
+    if not isinstance(tensor, BlockTensor):
+        raise InputError(
+            f"redistribute was given a {type(tensor).__name__}. Expected a BlockTensor. Make one of an array with "
+            "tw.from_dense(array, spaces)."
+        )
+    return tensor.engine.spread(tensor, layout)
+
+
 def _is_given(
     pattern: Pattern | None, spaces: Sequence[Space] | None, symmetry: Symmetry | None = None
 ) -> TypeGuard[Pattern]:

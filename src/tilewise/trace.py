@@ -51,6 +51,30 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class RankTrace:
+    """What one rank did in a run that several shared."""
+
+    flops: int
+    """Floating-point operations done."""
+    inside_bytes: int
+    """Bytes that it read of other ranks of its node, or that another rank of it brought there."""
+    between_bytes: int
+    """Bytes that it got from other nodes."""
+    messages: int
+    """Messages that it got from other nodes."""
+    tickets: int
+    """Draws from counters that ranks share."""
+    peak_bytes: int
+    """The most that it held of what the run added; zero if nobody asked for a budget."""
+    spans: tuple[tuple[str, float, float], ...]
+    """What it did when: ``compute``, ``fetch``, ``wait`` or ``add``; begin and end in seconds since the ranks met."""
+
+    def seconds(self, what: str) -> float:
+        """Time in one of them."""
+        return sum(end - begin for name, begin, end in self.spans if name == what)
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """Measured figures of one run of one plan."""
 
@@ -74,6 +98,8 @@ class Trace:
     """What multiplied: our register tile, or the BLAS in use."""
     phases: int = 1
     """Phases that the run was cut into."""
+    ranks: tuple[RankTrace, ...] = ()
+    """What each rank did; empty if one did it all."""
     levels: tuple[Level, ...] = ()
     """What crossed into each memory that was filled for the run; empty if everything was there."""
 

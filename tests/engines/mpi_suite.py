@@ -20,18 +20,27 @@ from tilewise.tensors import Engine
 pytestmark = pytest.mark.usefixtures("blas_for_few_cells", "share_everything")
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "one-worker": {"workers": 1},
+    "two-workers": {"workers": 2},
+    "nodes-of-one": {"workers": 1, "ranks_per_node": 1, "layout": "cyclic2d"},
+    "nodes-of-two": {"workers": 1, "ranks_per_node": 2, "layout": "column"},
+}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def share_everything() -> Iterator[None]:
     """Ranks share products of any size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LEAST_FLOPS", 0)
+        patch.setattr(module, "LEAST_BYTES", 0)
         yield
 
 
 class TestMpi(EngineConformance):
-    @pytest.fixture(params=[1, 2], ids=["one worker", "two workers"])
+    @pytest.fixture(params=list(SETTINGS))
     def engine(self, request: pytest.FixtureRequest) -> Engine:
-        return MpiEngine(int(request.param))
+        return MpiEngine(**SETTINGS[str(request.param)])
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])

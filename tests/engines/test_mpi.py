@@ -18,13 +18,16 @@ import tilewise as tw
 from engines.processes import source_environment
 from plans.enumeration import work_of
 from tilewise.engines.mpi import world
-from tilewise.engines.mpi.engine import share_blocks
+from tilewise.plans.shares import share_by_owner
 
 pytest.importorskip("mpi4py")
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 SUITE = Path(__file__).parent / "mpi_suite.py"
+SHARING = Path(__file__).parent / "mpi_sharing_suite.py"
 TESTS = Path(__file__).parents[1]
-PATIENCE = 300
+OF_TENSORS = ("tensors/test_access.py", "tensors/test_arithmetic.py", "tensors/test_tilings.py", "test_factories.py")
+PER_NODE = "TILEWISE_TEST_RANKS_PER_NODE"
+PATIENCE = 900
 
 
 def ranks(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,13 +40,41 @@ def ranks(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_the_suite_passes(count: int) -> None:
-    """On three and four ranks with one worker each: the computer may have few cores."""
-    chosen = [] if count < 3 else ["-k", "not two"]
-    done = ranks(count, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *chosen, str(SUITE))
+def pytest_passes(count: int, *arguments: str) -> None:
+    """Run pytest on so many ranks."""
+    done = ranks(count, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.count(" passed") == count
+
+
+@pytest.mark.parametrize(
+    ("count", "chosen"), [(1, "one-worker"), (2, "worker"), (3, "nodes-of-one"), (4, "nodes-of-two")]
+)
+def test_the_suite_of_engines_passes(count: int, chosen: str) -> None:
+    pytest_passes(count, "-k", chosen, str(SUITE))
+
+
+@pytest.mark.parametrize(("count", "chosen"), [(2, "one-node"), (3, "nodes-of-1"), (4, "nodes-of-2")])
+def test_ranks_share_as_planned(count: int, chosen: str) -> None:
+    pytest_passes(count, "-k", chosen, str(SHARING))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_ranks_share_as_planned_on_all_nodes(count: int) -> None:
+    pytest_passes(count, str(SHARING))
+
+
+@pytest.mark.parametrize("per_node", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_tensors_are_what_they_are_on_one_rank(per_node: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of tensors, with every tensor spread over two ranks."""
+    monkeypatch.setenv(PER_NODE, str(per_node))
+    pytest_passes(2, "-p", "engines.mpi_everywhere", *(str(TESTS / name) for name in OF_TENSORS))
+
+
+@pytest.mark.slow
+def test_contractions_are_what_they_are_on_one_rank() -> None:
+    pytest_passes(2, "-p", "engines.mpi_everywhere", str(TESTS / "test_contract.py"))
 
 
 FAILING = """
@@ -105,8 +136,8 @@ def test_ranks_of_a_node_are_a_number(value: Any) -> None:
 
 
 def test_parts_that_follow_each_other_are_sent_as_one() -> None:
-    begin, size = np.array([40, 0, 10, 25]), np.array([5, 10, 5, 15])
-    assert world.joined(begin, size) == ([15, 20], [0, 25])
+    begin, size = np.array([40, 0, 10, 25, 15]), np.array([5, 10, 5, 15, 10])
+    assert world.joined(begin, size) == ([5, 15, 15, 10], [40, 0, 25, 15])
 
 
 @given(st.integers(1, 9), st.floats(0.1, 1.0), st.integers(0, 9))
@@ -115,7 +146,7 @@ def test_neighbouring_blocks_of_equal_work_go_together(count: int, density: floa
     pattern = tw.Pattern.random((space, space), density, seed=seed)
     plan = tw.plan("ij,jk->ik", pattern, pattern)
     assert isinstance(plan, tw.Plan)
-    rank = share_blocks(plan, count)
+    rank = share_by_owner(plan, count, 2).chain[:, 0]
     assert len(rank) == plan.result.nnz_blocks
     assert (np.diff(rank) >= 0).all()
     assert not len(rank) or 0 <= rank.min() <= rank.max() < count

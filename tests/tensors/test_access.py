@@ -24,7 +24,7 @@ J = tw.Space([1, 4], name="J")
 def test_to_dense(tensor: tw.BlockTensor) -> None:
     array = tensor.to_dense()
     np.testing.assert_array_equal(array, dense(tensor), strict=True)
-    assert not np.shares_memory(array, tensor.arena.data)
+    assert not np.shares_memory(array, tensor.arena.own)
 
 
 @given(tensors())
@@ -34,7 +34,7 @@ def test_every_block_of_the_full_tensor_can_be_read(tensor: tw.BlockTensor) -> N
         block = tensor.block(index)
         np.testing.assert_array_equal(block, array[place(tensor.spaces, index)], strict=True)
         assert block.flags.c_contiguous
-        assert not np.shares_memory(block, tensor.arena.data)
+        assert not np.shares_memory(block, tensor.arena.own)
 
 
 @given(tensors())
@@ -141,7 +141,7 @@ def test_check_finds_norms_below_the_truth() -> None:
 
 def test_check_finds_storage_that_does_not_fit() -> None:
     tensor = tw.random((I, J))
-    short = Arena(tensor.arena.data[:-1], tensor.arena.offsets)
+    short = Arena(tensor.arena.own[:-1], tensor.arena.own_offsets)
     with pytest.raises(tw.TilewiseError, match="arena"):
         tw.BlockTensor(tensor.pattern, short, tensor.engine).check()
 

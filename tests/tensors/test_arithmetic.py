@@ -148,13 +148,13 @@ def test_negative_conjugate_and_copy(tensor: tw.BlockTensor) -> None:
     for result, expected in ((-tensor, -array), (tensor.conj(), array.conj()), (tensor.copy(), array)):
         assert_close(result, expected, 0.0)
         assert result.symmetry == tensor.symmetry
-        assert not np.shares_memory(result.arena.data, tensor.arena.data)
+        assert not np.shares_memory(result.arena.own, tensor.arena.own)
 
 
 @given(tensors(symmetric=False))
 def test_a_copy_is_independent(tensor: tw.BlockTensor) -> None:
     before, other = stored_bytes(tensor), tensor.copy()
-    other.arena.data[...] = 7
+    other.arena.own[...] = 7
     assert stored_bytes(tensor) == before
 
 

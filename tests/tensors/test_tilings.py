@@ -45,7 +45,7 @@ def test_retile_moves_no_element(data: st.DataObject, tensor: tw.BlockTensor) ->
     assert result.symmetry == tensor.symmetry
     np.testing.assert_array_equal(tile_mask(result.pattern) > 0, expected_mask(tensor, spaces))
     assert stored_bytes(tensor) == before
-    assert not np.shares_memory(result.arena.data, tensor.arena.data)
+    assert not np.shares_memory(result.arena.own, tensor.arena.own)
 
 
 @given(st.data(), tensors(symmetric=True))

@@ -67,8 +67,13 @@ def engine(name: str = "threads", **options: Any) -> Iterator[Engine]:
     ...     e.workers
     1
     """
-    token = _current.set(make_engine(name, **options))
+    made = make_engine(name, **options)
+    token = _current.set(made)
     try:
-        yield current_engine()
+        yield made
+    except SystemExit as leaving:
+        if isinstance(made, MpiEngine) and leaving.code not in (None, 0):
+            made.world.end(leaving)
+        raise
     finally:
         _current.reset(token)

@@ -23,6 +23,7 @@ from tilewise.patterns import Pattern
 from tilewise.plans import Plan, inspect_reduction
 from tilewise.plans.budget import parse_memory
 from tilewise.plans.inspector import inspect_part
+from tilewise.plans.layout import make_layout
 from tilewise.plans.phases import Phase, Phases, Source, plan_phases
 from tilewise.plans.reduction import reduction_part
 from tilewise.plans.work import Product
@@ -174,6 +175,25 @@ class Runner(Engine, Protocol):
     memory: Memory
     progress: Tell | None
 
+    @property
+    def ranks(self) -> int:
+        """One: this process."""
+        return 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        """One: this process."""
+        return 1
+
+    def allocate(self, pattern: Pattern, dtype: npt.DTypeLike, *, zero: bool) -> Arena:
+        """Memory of this process."""
+        return Arena.allocate(pattern, dtype, zero=zero)
+
+    def spread(self, tensor: BlockTensor, layout: str) -> BlockTensor:
+        """The tensor itself: there is nobody else to give blocks to."""
+        make_layout(layout, tensor.pattern, 1)
+        return tensor
+
     def run_resident(self, call: Call) -> tuple[BlockTensor, Trace]:
         """Run a call whose operands are in memory."""
 
@@ -218,7 +238,7 @@ def sources_of(operands: Sequence[BlockTensor], dtype: np.dtype[Any]) -> tuple[S
     """What fetching each operand costs; another element type has to be converted on the way."""
     return tuple(
         Source(
-            resident=operand.in_memory and operand.dtype == dtype,
+            resident=operand.in_memory and operand.arena.complete and operand.dtype == dtype,
             seconds=operand.storage.seconds if isinstance(operand.storage, Generated) else None,
             made_bytes=operand.storage.largest_bytes if isinstance(operand.storage, Generated) else 0,
         )

@@ -37,7 +37,10 @@ class Target:
 
     def finish(self, squares: Floats, beta: Scalar) -> None:
         """Set the norms, from the sum of squares of each result block; other blocks of a given tensor were scaled."""
-        norms = checked_norms(squares, self.tensor.arena, self.slots)
+        self.settle(checked_norms(squares, self.tensor.arena, self.slots), beta)
+
+    def settle(self, norms: Floats, beta: Scalar) -> None:
+        """Set the norms, given those of the result blocks."""
         if self.slots is not None:
             slack = abs(beta) * (1 + 4 * float(np.finfo(self.tensor.dtype).eps)) if beta != 1 else 1.0
             every = np.where(self.norms == 0, 0.0, self.norms * slack) if beta else np.zeros(len(self.norms))
@@ -49,7 +52,7 @@ class Target:
 def make_target(engine: Engine, memory: Memory, plan: Plan, out: BlockTensor | None, account: Account | None) -> Target:
     """A target for a plan's result; plain loops add to zeros, the others write what was not there."""
     if out is not None:
-        return Target(out, _slots(plan.result, out.pattern), False, out.pattern.norms)
+        return Target(out, find_slots(plan.result, out.pattern), False, out.pattern.norms)
     if account is not None:
         account.take(plan.result_bytes, "The result")
     fresh = plan.kernel != "loops"
@@ -65,14 +68,14 @@ def scale_target(target: Target, beta: Scalar) -> None:
     if target.slots is None:
         return
     target.tensor.replace_norms(np.full(len(target.norms), np.inf))
-    data = target.tensor.arena.data
+    own = target.tensor.arena.own
     if beta == 0:
-        data[...] = 0
+        own[...] = 0
     elif beta != 1:
-        data *= data.dtype.type(beta)
+        own *= own.dtype.type(beta)
 
 
-def _slots(result: Pattern, given: Pattern) -> Ints:
+def find_slots(result: Pattern, given: Pattern) -> Ints:
     """The place of each result block in the tensor given as out."""
     if result.index is given.index:
         return np.arange(result.nnz_blocks)

@@ -23,7 +23,7 @@ from tilewise.engines.progress import Tell, check_progress
 from tilewise.engines.streaming import Call, Runner
 from tilewise.engines.targets import Target, make_target, scale_target
 from tilewise.engines.views import blocks_view, cells_view, frozen, gather_view, panels_view, result_view
-from tilewise.engines.workers import Workers, available_cores
+from tilewise.engines.workers import Loop, Workers, available_cores
 from tilewise.machine import Machine
 from tilewise.plans import Plan, Product, Sum
 from tilewise.plans.cells import keep_blocks
@@ -70,6 +70,8 @@ class Job:
     """Filled in: tasks, dense products and flops of each worker."""
     account: Account | None
     """Where buffers are counted; None if nobody asked for a budget."""
+    run_tasks: Callable[[Loop, Floats], None]
+    """Has the workers run the tasks, given what each costs."""
 
     def holding(self, size: int, what: str) -> AbstractContextManager[None]:
         """Count a buffer during a ``with`` block."""
@@ -176,7 +178,21 @@ class ThreadsEngine(Runner):
         """
         assert isinstance(plan.work, Product)
         part = replace(plan, work=replace(plan.work, cells=keep_blocks(plan.work.cells, wanted)))
+        return self.add(part, operands, target, alpha, account, follow)
+
+    def add(
+        self,
+        part: Plan,
+        operands: Sequence[BlockTensor],
+        target: Target,
+        alpha: Scalar,
+        account: Account | None,
+        follow: Follow | None = None,
+        run_tasks: Callable[[Loop, Floats], None] | None = None,
+    ) -> tuple[Floats, Ints]:
+        """Compute what the part of a plan adds to a target; the sums of squares and the counts as of `add_blocks`."""
         job = self._job(part, operands, target, alpha, account)
+        job = job if run_tasks is None else replace(job, run_tasks=run_tasks)
         with nullcontext() if follow is None else follow(lambda: int(job.tally[:, 2].sum())):
             squares = self._compute(job)[2]
         return squares, job.tally.sum(axis=0)
@@ -212,6 +228,7 @@ class ThreadsEngine(Runner):
             np.zeros(count),
             tally,
             account,
+            self._workers.run,
         )
 
     def _multiply(self, job: Job, work: Product) -> tuple[float, int]:
@@ -286,7 +303,7 @@ class ThreadsEngine(Runner):
                 job.tally,
             )
 
-        self._workers.run(multiply, work.cells.task_flops)
+        job.run_tasks(multiply, work.cells.task_flops)
         return seconds
 
     def _gemm(self, job: Job, work: Product) -> tuple[float, int]:
@@ -322,7 +339,7 @@ class ThreadsEngine(Runner):
             )
 
         with self.blas.single_threaded():
-            self._workers.run(multiply, work.cells.task_flops)
+            job.run_tasks(multiply, work.cells.task_flops)
         return 0.0, 0
 
     def _loops(self, job: Job, work: Product) -> tuple[float, int]:
@@ -347,7 +364,7 @@ class ThreadsEngine(Runner):
                 job.tally,
             )
 
-        self._workers.run(multiply, work.cells.task_flops)
+        job.run_tasks(multiply, work.cells.task_flops)
         return 0.0, 0
 
     def _gather(self, job: Job, work: Sum) -> None:

@@ -173,6 +173,16 @@ def keep_blocks(cells: Cells, wanted: npt.NDArray[np.bool_]) -> Cells:
     )
 
 
+def keep_rows(rows: Strips, cells: Cells) -> tuple[Strips, Cells]:
+    """Only the strips of rows that some cells have: others need not be packed."""
+    used = np.unique(cells.row)
+    if len(used) == len(rows.panel):
+        return rows, cells
+    first = np.searchsorted(rows.panel[used], np.arange(len(rows.first)))
+    kept = Strips(rows.panel[used], rows.begin[used], rows.size[used], rows.batch[used], first)
+    return kept, replace(cells, row=np.searchsorted(used, cells.row))
+
+
 def _check_number(joined: Joined, rows: Strips, cols: Strips) -> None:
     """Raise if the result blocks are cut into more cells than a plan can list."""
     if len(rows.panel) * len(cols.panel) <= MOST_CELLS:

@@ -101,19 +101,21 @@ class Comparison:
         return f"Comparison({self.label!r}, {self.ranks} ranks, {self.tasks} tasks, fastest: {self.fastest})"
 
 
-def list_tasks(plan: Plan, machine: Machine) -> Tasks:
-    """One task for each tuple of result tiles, as loops over them would meet them, null ones included."""
+def list_tasks(plan: Plan, machine: Machine, *, null: bool = True) -> Tasks:
+    """One task for each tuple of result tiles, as loops over them would meet them; without null ones if so asked."""
     if not isinstance(plan.work, Product):
         raise InputError(
             f"{plan.label} has no products to share. Expected a contraction of two operands. Balance that instead."
         )
     shape, cells = plan.result.ntiles, plan.work.cells
-    count = math.prod(shape)
+    count = math.prod(shape) if null else plan.result.nnz_blocks
     if count > MOST_TASKS:
         raise InputError(
             f"{plan.label} has {count} tuples of result tiles. Expected at most {MOST_TASKS}. Use larger tiles."
         )
-    place = np.ravel_multi_index(tuple(plan.result.index.T), shape) if shape else np.zeros(plan.result.nnz_blocks, int)
+    place = np.arange(plan.result.nnz_blocks)
+    if null and shape:
+        place = np.ravel_multi_index(tuple(plan.result.index.T), shape)
     cost = np.zeros(count)
     cost[place] = np.bincount(cells.block, cell_seconds(plan, plan.work, machine), plan.result.nnz_blocks)
     pairs = list_pairs(plan)

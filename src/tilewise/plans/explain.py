@@ -64,7 +64,7 @@ def plan_report(plan: Plan, machine: Machine) -> Report:
     rows = [*_work_rows(plan, trace), *_memory_rows(plan, trace), *_time_rows(plan, machine, trace)]
     rows += _traffic_rows(plan.on(machine))
     cost = Table("Cost", header, tuple(row[: len(header)] for row in rows))
-    levels = _level_tables(plan)
+    levels = (*_sharing_tables(plan), *_level_tables(plan))
     title = f"{plan.label}  ({plan.dtype.name}, {plural_text(plan.workers, 'worker')})"
     notes = (_kernel_note(plan.kernel), *_notes(machine, plan.runs, plan.placement is not None))
     return Report(title, (tensors, cost, *levels), notes)
@@ -92,7 +92,14 @@ def program_report(program: Program) -> Report:
     machine = program.steps[0].plan.machine
     assert machine is not None
     kernels = tuple(_kernel_note(kernel) for kernel in dict.fromkeys(step.plan.kernel for step in program.steps))
-    levels = [table for step in program.steps for table in _level_tables(step.plan, f"{step.plan.label}: ")]
+    levels = [
+        table
+        for step in program.steps
+        for table in (
+            *_sharing_tables(step.plan, f"{step.plan.label}: "),
+            *_level_tables(step.plan, f"{step.plan.label}: "),
+        )
+    ]
     return Report(title, (tensors, steps, total, *levels), (*kernels, *_notes(machine, runs if done else [])))
 
 
@@ -221,6 +228,43 @@ def _level_table(labels: Sequence[str], crossing: Crossing, levels: Sequence[Lev
     rows.append(("  hidden behind compute", "", percent_text(both / shorter) if shorter > 0 else ""))
     caption = f"{step}Into {crossing.name} ({each}{bytes_text(crossing.capacity_bytes)})"
     return Table(caption, header, tuple(row[: len(header)] for row in rows))
+
+
+def _sharing_tables(plan: Plan, step: str = "") -> tuple[Table, ...]:
+    """How ranks share a plan: what was planned, and what was measured."""
+    sharing = plan.sharing
+    if sharing is None:
+        return ()
+    traffic, shares = sharing.traffic, sharing.shares
+    ranks = plan.runs[-1].ranks if plan.runs else ()
+    settled = sharing.pool is None
+    flops = [rank.flops for rank in ranks]
+    rows = [
+        ("algorithm", sharing.algorithm_text, ""),
+        (
+            "most flops of a rank / mean",
+            f"{traffic.imbalance:.3f}" if settled else "drawn",
+            f"{max(flops) * len(flops) / sum(flops):.3f}" if any(flops) else "",
+        ),
+        ("between nodes", bytes_text(traffic.between_bytes.sum()), bytes_text(sum(r.between_bytes for r in ranks))),
+        ("  messages", str(traffic.messages.sum()), str(sum(rank.messages for rank in ranks))),
+        (
+            "inside nodes",
+            bytes_text(traffic.inside_bytes.sum()) if settled else "",
+            bytes_text(sum(rank.inside_bytes for rank in ranks)),
+        ),
+        ("stages", str(traffic.stage_count), ""),
+        ("peak memory of a rank", bytes_text(sharing.largest_peak(plan.workers)), ""),
+    ]
+    if not settled:
+        rows.append(("tickets", str(sharing.tickets), str(sum(rank.tickets for rank in ranks))))
+    for what, text in (("compute", "computing"), ("fetch", "waiting for blocks"), ("wait", "waiting for neighbours")):
+        seconds = [rank.seconds(what) for rank in ranks]
+        rows.append((f"{text}, mean of ranks", "", seconds_text(sum(seconds) / len(seconds)) if seconds else ""))
+    header = ("", "projected", "measured") if ranks else ("", "projected")
+    kept = tuple(row[: len(header)] for row in rows if ranks or row[1])
+    nodes = plural_text(shares.node(shares.ranks - 1) + 1, "node")
+    return (Table(f"{step}{plural_text(shares.ranks, 'rank')} on {nodes}", header, kept),)
 
 
 def _known_text(size: int | None) -> str:

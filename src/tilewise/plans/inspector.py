@@ -177,31 +177,32 @@ def _inspect(
     flops = _kept_flops(joined, rows, cols, 2 * parts * parts)
     everything = _all_flops(rows, cols, by_inner, lengths, 2 * parts * parts) if drop >= 0 else flops
     partial = cells.pieces * result.nbytes(dtype) if cells.pieces > 1 else 0
-    packed, buffers = _buffers(kernel, row_strips, col_strips, rows, cols, cells, dtype.itemsize, parts)
+    work = Product(
+        contraction=contraction,
+        choices=choices,
+        rows=rows,
+        cols=cols,
+        result=_modes(
+            contraction.result,
+            contraction,
+            contraction.n if swapped else contraction.m,
+            contraction.m if swapped else contraction.n,
+        ),
+        row_strips=row_strips,
+        col_strips=col_strips,
+        cells=cells,
+        terms=joined.terms,
+        products=joined.products,
+        screened_products=products - joined.products,
+    )
+    packed, buffers = buffer_bytes(kernel, work, dtype)
     return Plan(
         label=contraction.label(),
         operands=operands,
         result=result,
         dtype=dtype,
         kernel=kernel,
-        work=Product(
-            contraction=contraction,
-            choices=choices,
-            rows=rows,
-            cols=cols,
-            result=_modes(
-                contraction.result,
-                contraction,
-                contraction.n if swapped else contraction.m,
-                contraction.m if swapped else contraction.n,
-            ),
-            row_strips=row_strips,
-            col_strips=col_strips,
-            cells=cells,
-            terms=joined.terms,
-            products=joined.products,
-            screened_products=products - joined.products,
-        ),
+        work=work,
         flops=flops,
         screened_flops=everything - flops,
         tolerance=tolerance,
@@ -369,23 +370,16 @@ def packed_rows(strips: Strips, depth: Ints, parts: int) -> Ints:
     return np.asarray(strips.size * depth[strips.panel] * strips.batch * parts)
 
 
-def _buffers(
-    kernel: Kernel,
-    row_strips: Strips,
-    col_strips: Strips,
-    rows: Side,
-    cols: Side,
-    cells: Cells,
-    itemsize: int,
-    parts: int,
-) -> tuple[int, int]:
+def buffer_bytes(kernel: Kernel, work: Product, dtype: np.dtype[Any]) -> tuple[int, int]:
     """Bytes packed for the whole run, and bytes of each worker's buffer."""
+    cells = work.cells
     if kernel != "packed" or not len(cells.block):
         return 0, 0
-    real = itemsize // parts
-    whole = int(packed_rows(row_strips, rows.depth, parts).sum()) * real
-    groups = np.add.reduceat(packed_columns(col_strips, cols.depth, itemsize, parts), cells.group_ptr[:-1])
-    return whole, int(groups.max()) * real
+    parts = 2 if dtype.kind == "c" else 1
+    real = dtype.itemsize // parts
+    whole = int(packed_rows(work.row_strips, work.rows.depth, parts).sum()) * real
+    columns = packed_columns(work.col_strips, work.cols.depth, dtype.itemsize, parts)
+    return whole, int(np.add.reduceat(columns, cells.group_ptr[:-1]).max()) * real
 
 
 def _kept_flops(joined: Joined, rows: Side, cols: Side, factor: int) -> int:

@@ -24,6 +24,8 @@ class Pairs:
     """Stored block of the right operand."""
     target: Ints
     """Result block."""
+    segment: Ints
+    """Segment of k."""
     flops: Floats
     """Floating-point operations of each."""
 
@@ -54,6 +56,7 @@ def list_pairs(plan: Plan) -> Pairs:
         left=plan.operands[0].blocks.source[left],
         right=plan.operands[1].blocks.source[right],
         target=_targets(work, row[entry], col),
+        segment=work.choices.segment[inner],
         flops=factor * sizes.astype(np.float64),
     )
 

@@ -228,22 +228,29 @@ def _used_blocks(plan: Plan, work: Product) -> tuple[Ints, Ints]:
     """Blocks of the row and of the column operand that take part in a product that is kept."""
     if work.screened_products == 0:
         return work.rows.block, work.cols.block
-    if plan.kernel != "packed":
-        return np.unique(work.terms[:, 0]).astype(np.int64), np.unique(work.terms[:, 1]).astype(np.int64)
+    return blocks_of_cells(plan, work)
+
+
+def blocks_of_cells(plan: Plan, work: Product) -> tuple[Ints, Ints]:
+    """Blocks of the row and of the column operand that the cells of a product multiply."""
     cells, parts = work.cells, reals_per_element(plan)
-    begin, first = np.unique(cells.begin, return_index=True)
-    counts = cells.end[first] - begin
+    _, first = np.unique(cells.begin * (len(work.terms) + 1) + cells.end, return_index=True)
+    counts = cells.end[first] - cells.begin[first]
+    ends = np.cumsum(counts)
+    terms = work.terms[np.arange(int(counts.sum())) + np.repeat(cells.end[first] - ends, counts)]
+    if plan.kernel != "packed":
+        return np.unique(terms[:, 0]).astype(np.int64), np.unique(terms[:, 1]).astype(np.int64)
     found = []
     for side, strips, strip, column in (
         (work.rows, work.row_strips, cells.row, 0),
         (work.cols, work.col_strips, cells.col, 1),
     ):
         before = np.cumsum(side.depth) - side.depth
-        low = np.repeat(before[strips.panel[strip[first]]], counts) + work.terms[:, column] // parts
+        low = np.repeat(before[strips.panel[strip[first]]], counts) + terms[:, column] // parts
         at = before[np.repeat(np.arange(len(side.ptr) - 1), np.diff(side.ptr))] + side.at
         covered = np.zeros(len(at) + 1, np.int64)
         np.add.at(covered, np.searchsorted(at, low, side="right") - 1, 1)
-        np.add.at(covered, np.searchsorted(at, low + work.terms[:, 2] // parts), -1)
+        np.add.at(covered, np.searchsorted(at, low + terms[:, 2] // parts), -1)
         found.append(side.block[np.cumsum(covered)[:-1] > 0])
     return found[0], found[1]
 

@@ -80,6 +80,24 @@ def reduction_part(plan: Plan, begin: int, end: int) -> Plan:
     )
 
 
+def reduction_blocks(plan: Plan, wanted: Ints) -> Plan:
+    """The part of a reduction that gives some of its result blocks."""
+    work, whole = plan.work, plan.result
+    if not isinstance(work, Sum):
+        raise TypeError("Only a reduction has sources.")
+    count = np.diff(work.ptr)[wanted]
+    ptr = np.concatenate([[0], np.cumsum(count)])
+    source = work.source[np.repeat(work.ptr[wanted] - ptr[:-1], count) + np.arange(ptr[-1])]
+    elements = work.elements[wanted]
+    return replace(
+        plan,
+        result=Pattern.trusted(whole.spaces, whole.index[wanted], whole.norms[wanted]),
+        work=Sum(work.reduction, work.kept, work.summed, ptr, source, _even_tasks(elements), elements),
+        flops=int(elements.sum()) if work.summed else 0,
+        runs=[],
+    )
+
+
 def _even_tasks(elements: Ints) -> Ints:
     """Result blocks gathered into some hundred tasks of alike load."""
     if not len(elements):

@@ -19,7 +19,7 @@ from tilewise.plans.propagation import scaled_error
 from tilewise.spaces.differences import modes_text
 from tilewise.tensors.protocol import Scalar
 from tilewise.tensors.scalars import parse_bound, parse_factor
-from tilewise.tensors.storage import Arena, block_norms, block_offsets, data_dtype
+from tilewise.tensors.storage import data_dtype
 from tilewise.tensors.tensor import BlockTensor
 
 Array = npt.NDArray[Any]
@@ -31,11 +31,11 @@ def combined(left: BlockTensor, right: BlockTensor, factor: Scalar) -> BlockTens
     left, right = left.loaded(), right.loaded()
     dtype = np.result_type(left.dtype, right.dtype)
     bound = left.error_bound + scaled_error(abs(factor), right.error_bound)
-    if left.symmetry == right.symmetry and np.array_equal(left.pattern.index, right.pattern.index):
-        data = left.arena.data + dtype.type(factor) * right.arena.data
-        return _with_norms(left, data, left.arena.offsets, left.pattern, bound)
+    same = left.symmetry == right.symmetry and np.array_equal(left.pattern.index, right.pattern.index)
+    if same and left.arena.matches(right.arena):
+        return _with_norms(left, left.arena.own + dtype.type(factor) * right.arena.own, left.pattern, bound)
     pattern = union(left.pattern, right.pattern)
-    out = BlockTensor(pattern, Arena.allocate(pattern, dtype, zero=True), left.engine, bound)
+    out = BlockTensor(pattern, left.engine.allocate(pattern, dtype, zero=True), left.engine, bound)
     for tensor, weight in ((left, 1), (right, factor)):
         _accumulate(tensor, weight, out)
     return out
@@ -72,12 +72,10 @@ def _names(modes: int) -> tuple[str, ...]:
     return tuple(letters[:modes]) + tuple(map(str, range(len(letters), modes)))
 
 
-def _with_norms(
-    like: BlockTensor, data: Array, offsets: npt.NDArray[np.int64], pattern: Pattern, bound: float
-) -> BlockTensor:
-    norms = block_norms(data, offsets)
-    fresh = Pattern.trusted(pattern.spaces, pattern.index, norms, pattern.symmetry)
-    return BlockTensor(fresh, Arena(data, offsets), like.engine, bound)
+def _with_norms(like: BlockTensor, own: Array, pattern: Pattern, bound: float) -> BlockTensor:
+    made = BlockTensor(pattern, like.arena.like(own), like.engine, bound)
+    made.replace_norms(made.arena.norms())
+    return made
 
 
 def scaled_tensor(tensor: BlockTensor, factor: Scalar) -> BlockTensor:
@@ -85,14 +83,14 @@ def scaled_tensor(tensor: BlockTensor, factor: Scalar) -> BlockTensor:
     tensor = tensor.loaded()
     kind = _scaled_dtype(tensor.dtype, factor)
     number = parse_factor("factor", factor, kind)
-    data = tensor.arena.data * kind.type(number)
+    own = tensor.arena.own * kind.type(number)
     bound = scaled_error(abs(number), tensor.error_bound)
     limits = np.finfo(kind)
     pattern = scaled(tensor.pattern, abs(number) * (1 + 4 * float(limits.eps)))
     if np.any((pattern.norms > 0) & (pattern.norms < 1e6 * float(limits.tiny))):
         # The smallest numbers have few digits: rounding may enlarge them by more than the factor allows for.
-        return _with_norms(tensor, data, tensor.arena.offsets, pattern, bound)
-    return BlockTensor(pattern, Arena(data, tensor.arena.offsets), tensor.engine, bound)
+        return _with_norms(tensor, own, pattern, bound)
+    return BlockTensor(pattern, tensor.arena.like(own), tensor.engine, bound)
 
 
 def _scaled_dtype(dtype: np.dtype[Any], factor: Scalar) -> np.dtype[Any]:
@@ -113,8 +111,25 @@ def mapped(
             f"map was given {function!r}, which is no function. Expected function(block, offsets), which returns an "
             "array of the block's shape. Pass a function."
         )
+    where = tensor.arena if tensor.in_memory else tensor.engine.allocate(tensor.pattern, tensor.dtype, zero=False)
+    arrays = where.agree(lambda: _map_blocks(tensor, function, where.rows))
+    assert arrays is not None
+    kinds = set().union(*where.gather({array.dtype for array in arrays}))
+    dtype = data_dtype(np.result_type(*kinds)) if kinds else tensor.dtype
+    own = np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
+    bound = scaled_error(math.inf if growth is None else growth, tensor.error_bound)
+    made = BlockTensor(tensor.pattern, where.like(own), tensor.engine, bound)
+    made.replace_norms(made.arena.norms())
+    return made
+
+
+def _map_blocks(
+    tensor: BlockTensor, function: Callable[[Array, tuple[int, ...]], Array], rows: npt.NDArray[np.int64]
+) -> list[Array]:
+    """What a function makes of some blocks."""
     arrays = []
-    for index, block in tensor.blocks():
+    for row in rows.tolist():
+        index, block = tuple(tensor.pattern.index[row].tolist()), tensor.read_only(row)
         at = tuple(int(s.offsets[t]) for s, t in zip(tensor.spaces, index, strict=True))
         value = np.asarray(function(block, at))
         data_dtype(value.dtype)
@@ -129,10 +144,7 @@ def mapped(
                 "numbers. Check for divisions by zero."
             )
         arrays.append(value.ravel())
-    dtype = data_dtype(np.result_type(*{a.dtype for a in arrays})) if arrays else tensor.dtype
-    data = np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
-    bound = scaled_error(math.inf if growth is None else growth, tensor.error_bound)
-    return _with_norms(tensor, data, block_offsets(tensor.pattern), tensor.pattern, bound)
+    return arrays
 
 
 def parse_axes(axes: Sequence[Any], ndim: int) -> tuple[int, ...]:
@@ -165,10 +177,8 @@ def permuted(tensor: BlockTensor, axes: Sequence[Any]) -> BlockTensor:
         out.error_bound = tensor.error_bound
         return out
     pattern = transposed(tensor.pattern, order)
-    arena = Arena.allocate(pattern, tensor.dtype, zero=False)
-    out = BlockTensor(pattern, arena, tensor.engine, tensor.error_bound)
+    arena = tensor.engine.allocate(pattern, tensor.dtype, zero=False)
     back = [order.index(d) for d in range(tensor.ndim)]
-    for row, index in enumerate(pattern.index.tolist()):
-        block = tensor.block([index[d] for d in back])
-        out._view(row)[...] = np.transpose(block, order)
-    return out
+    for row, part in arena.parts(pattern):
+        part[...] = np.transpose(tensor.block(pattern.index[row][back].tolist()), order)
+    return BlockTensor(pattern, arena, tensor.engine, tensor.error_bound)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from tilewise.tensors.scalars import parse_bound
 from tilewise.tensors.storage import (
     Arena,
     all_finite,
-    block_norms,
     block_offsets,
     data_dtype,
     frobenius_norm,
@@ -29,41 +27,52 @@ from tilewise.tensors.tensor import BlockTensor
 
 Array = npt.NDArray[Any]
 
+DRAWN = 1 << 20
+"""Random numbers that are drawn at once."""
+
 
 def make_zeros(pattern: Pattern, dtype: npt.DTypeLike, engine: Engine) -> BlockTensor:
     """A tensor whose blocks are there and hold zeros."""
     kind = parse_dtype(dtype)
     known = Pattern.trusted(pattern.spaces, pattern.index, np.zeros(pattern.nnz_blocks), pattern.symmetry)
-    return BlockTensor(known, Arena.allocate(pattern, kind, zero=True), engine)
+    return BlockTensor(known, engine.allocate(pattern, kind, zero=True), engine)
 
 
 def make_random(pattern: Pattern, dtype: npt.DTypeLike, seed: int, engine: Engine) -> BlockTensor:
     """A tensor with elements drawn uniformly from [-1, 1); blocks with a finite norm bound are scaled to it."""
     kind = parse_dtype(dtype)
-    arena = Arena.allocate(pattern, kind, zero=False)
-    rng = np.random.default_rng(seed)
-    real = arena.data.view(arena.data.real.dtype)
-    step = 1 << 20
-    for begin in range(0, len(real), step):
-        real[begin : begin + step] = rng.uniform(-1.0, 1.0, len(real[begin : begin + step]))
+    arena = engine.allocate(pattern, kind, zero=False)
+    _draw(arena, block_offsets(pattern), seed)
     tensor = BlockTensor(pattern, arena, engine)
-    _symmetrise_diagonals(tensor)
-    norms = block_norms(arena.data, arena.offsets)
+    if pattern.symmetry is not None:
+        for row, part in arena.parts(pattern):
+            symmetrise_block(part, pattern.index[row].tolist(), pattern.symmetry)
+    norms = arena.norms()
     known = np.isfinite(pattern.norms)
     if known.any():
         factor = np.where(known & (norms > 0), pattern.norms / np.where(norms > 0, norms, 1), 1.0)
-        arena.data[...] *= np.repeat(factor, pattern.block_sizes).astype(real.dtype)
-        norms = block_norms(arena.data, arena.offsets)
+        arena.own[...] *= np.repeat(factor[arena.rows], pattern.block_sizes[arena.rows]).astype(arena.own.real.dtype)
+        norms = arena.norms()
     tensor.replace_norms(norms)
     return tensor
 
 
-def _symmetrise_diagonals(tensor: BlockTensor) -> None:
-    """Blocks with equal tiles in a group hold the symmetry inside themselves."""
-    if tensor.symmetry is None:
-        return
-    for row, index in enumerate(tensor.pattern.index.tolist()):
-        symmetrise_block(tensor._view(row), index, tensor.symmetry)
+def _draw(arena: Arena, places: npt.NDArray[np.int64], seed: int) -> None:
+    """Fill an arena with random numbers, each the one that its place among all elements of the tensor has.
+
+    A generator that skips the numbers of others gives every process its share of one sequence.
+    """
+    real = arena.own.view(arena.own.real.dtype)
+    parts = 2 if arena.dtype.kind == "c" else 1
+    place, begin = places[arena.rows] * parts, arena.own_offsets * parts
+    first = np.flatnonzero(np.diff(place - begin, prepend=-1))  # of blocks that follow each other in the tensor too
+    source = np.random.PCG64(seed)
+    draw, at = np.random.Generator(source), 0
+    for where, low, high in zip(place[first], begin[first], np.append(begin[first], len(real))[1:], strict=True):
+        source.advance(int(where) - at)
+        at = int(where + high - low)
+        for part in np.split(real[low:high], range(DRAWN, int(high - low), DRAWN)):
+            part[...] = draw.uniform(-1.0, 1.0, len(part))
 
 
 def symmetrise_block(block: Array, index: Sequence[int], symmetry: Symmetry) -> None:
@@ -105,15 +114,16 @@ def split_dense(
     candidates = Pattern.dense(modes, symmetry=symmetry)
     least = parse_bound("threshold", threshold, "Use 0 to keep what is non-zero.")
     _check_dense(dense, candidates)
-    kept, parts = [], []
-    for index in candidates.index.tolist():
-        part = dense[tuple(slice(int(s.offsets[t]), int(s.offsets[t + 1])) for s, t in zip(modes, index, strict=True))]
-        if frobenius_norm(part) > least:
-            kept.append(index)
-            parts.append(part.ravel())
+    every = candidates.index.tolist()
+    kept = [index for index in every if frobenius_norm(_cut(dense, modes, index)) > least]
     found = np.array(kept, np.int64).reshape(len(kept), len(modes))
-    data = np.concatenate(parts).astype(kind) if parts else np.zeros(0, kind)
-    return _finish(Pattern.trusted(modes, found, None, candidates.symmetry), data, engine)
+    pattern = Pattern.trusted(modes, found, None, candidates.symmetry)
+    return _filled(pattern, kind, lambda row: _cut(dense, modes, kept[row]), engine)
+
+
+def _cut(dense: Array, modes: Sequence[Space], index: Sequence[int]) -> Array:
+    """The elements of one block."""
+    return dense[tuple(slice(int(s.offsets[t]), int(s.offsets[t + 1])) for s, t in zip(modes, index, strict=True))]
 
 
 def _parse_array(value: npt.ArrayLike, what: str) -> Array:
@@ -173,14 +183,10 @@ def join_blocks(
     pattern = Pattern(modes, np.array(list(arrays), np.int64).reshape(len(arrays), len(modes)), None, symmetry)
     kinds = {array.dtype for array in arrays.values() if data_dtype(array.dtype)}
     kind = data_dtype(np.result_type(*kinds)) if kinds else np.dtype(np.float64)
-    data = np.empty(pattern.nnz_elements, kind)
-    end = 0
-    for index, shape in zip(pattern.index.tolist(), pattern.block_shapes.tolist(), strict=True):
-        value = arrays[tuple(index)]
-        check_block(value, tuple(index), tuple(shape), pattern.symmetry)
-        begin, end = end, end + math.prod(shape)
-        data[begin:end] = value.ravel()
-    return _finish(pattern, data, engine)
+    ordered = [tuple(index) for index in pattern.index.tolist()]
+    for index, shape in zip(ordered, pattern.block_shapes.tolist(), strict=True):
+        check_block(arrays[index], index, tuple(shape), pattern.symmetry)
+    return _filled(pattern, kind, lambda row: arrays[ordered[row]], engine)
 
 
 def _parse_key(key: object, ndim: int) -> tuple[int, ...]:
@@ -207,8 +213,11 @@ def check_block(value: Array, index: tuple[int, ...], shape: tuple[int, ...], sy
         _check_symmetric(value, index, symmetry, f"Block {index}")
 
 
-def _finish(pattern: Pattern, data: Array, engine: Engine) -> BlockTensor:
-    arena = Arena(data, block_offsets(pattern))
+def _filled(pattern: Pattern, kind: np.dtype[Any], block: Callable[[int], Array], engine: Engine) -> BlockTensor:
+    """A tensor with given blocks; each process copies those it answers for."""
+    arena = engine.allocate(pattern, kind, zero=False)
+    for row, part in arena.parts(pattern):
+        part[...] = block(row)
     tensor = BlockTensor(pattern, arena, engine)
-    tensor.replace_norms(block_norms(data, arena.offsets))
+    tensor.replace_norms(arena.norms())
     return tensor

@@ -210,6 +210,13 @@ class ScratchFile:
 
 def save_tensor(tensor: BlockTensor, path: str | os.PathLike[str]) -> None:
     """Write a tensor to a file, which appears whole or not at all; see `BlockTensor.save`."""
+    if tensor.in_memory:
+        tensor.arena.agree(lambda: _save(tensor, path), once=True)
+    else:
+        _save(tensor, path)
+
+
+def _save(tensor: BlockTensor, path: str | os.PathLike[str]) -> None:
     with draft(parse_path(path)) as handle:
         begin = _write_structure(handle, tensor)
         offsets = begin + block_offsets(tensor.pattern) * tensor.dtype.itemsize

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy.typing as npt
+
 if TYPE_CHECKING:
+    from tilewise.patterns import Pattern
     from tilewise.plans import Plan
+    from tilewise.tensors.storage import Arena
     from tilewise.tensors.tensor import BlockTensor
 
 Scalar = int | float | complex
@@ -22,6 +26,20 @@ class Engine(Protocol):
     @property
     def workers(self) -> int:
         """How many workers share a plan."""
+
+    @property
+    def ranks(self) -> int:
+        """How many processes run the same script."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """How many of them share a node."""
+
+    def allocate(self, pattern: Pattern, dtype: npt.DTypeLike, *, zero: bool) -> Arena:
+        """Storage for the blocks of a new tensor; `zero=False` leaves them uninitialised."""
+
+    def spread(self, tensor: BlockTensor, layout: str) -> BlockTensor:
+        """The tensor with its blocks given to ranks in another way."""
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan as this engine runs it."""

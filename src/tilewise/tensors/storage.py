@@ -7,9 +7,9 @@ generator (`tilewise.tensors.generated`) or a file (`tilewise.tensors.files`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ PART_ELEMENTS = 1 << 15
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Result = TypeVar("Result")
 
 
 class Storage(Protocol):
@@ -54,12 +55,68 @@ class Storage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """The blocks of a pattern in its order, each C-contiguous, without gaps."""
+    """The blocks of a pattern in memory, each C-contiguous.
+
+    Here they all belong to this process and lie in the pattern's order without gaps.  An engine of several processes
+    has a kind of its own, in which each process answers for some of the blocks: what changes elements goes through
+    `own`, `rows` and `norms`.
+    """
 
     data: Array
-    """All elements."""
+    """Where the blocks lie."""
     offsets: Ints
-    """First element of each block."""
+    """First element of each block in it; negative for a block that has to be asked of another process."""
+
+    @property
+    def own(self) -> Array:
+        """The elements that this process answers for, block after block."""
+        return self.data
+
+    @property
+    def rows(self) -> Ints:
+        """The blocks that they belong to, in ascending order."""
+        return np.arange(len(self.offsets))
+
+    @property
+    def own_offsets(self) -> Ints:
+        """First of its own elements of each of these blocks."""
+        return self.offsets
+
+    @property
+    def owner(self) -> Ints | None:
+        """The process that answers for each block; None if each has all of them to itself."""
+        return None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every block lies where this process can see it."""
+        return True
+
+    def like(self, own: Array) -> Arena:
+        """The same blocks with other elements; each process gives those that it answers for."""
+        return Arena(own, self.offsets)
+
+    def matches(self, other: Arena) -> bool:
+        """Whether every process answers for the same blocks of another arena of the same pattern."""
+        return type(self) is type(other)
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each process that answers for blocks has to say."""
+        return [value]
+
+    def agree(self, work: Callable[[], Result], *, once: bool = False) -> Result | None:
+        """Have every process that answers for blocks do something, or only one; what one raises, all raise."""
+        return work()
+
+    def norms(self) -> Floats:
+        """Upper bounds on the Frobenius norms of all blocks."""
+        return _upper(self.frobenius_norms())
+
+    def frobenius_norms(self) -> Floats:
+        """Frobenius norms of all blocks, right to rounding."""
+        own = np.zeros(len(self.offsets))
+        own[self.rows] = frobenius_norms(self.own, self.own_offsets)
+        return np.asarray(sum(self.gather(own)))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -71,14 +128,32 @@ class Arena:
         """Any number of threads may read."""
         return True
 
+    def view(self, row: int, size: int) -> Array | None:
+        """The elements of a block; None if it has to be asked of another process."""
+        begin = self.offsets[row]
+        return self.data[begin : begin + size]
+
     def read(self, row: int, out: Array) -> None:
         """Copy the elements of a block."""
-        begin = self.offsets[row]
-        out[...] = self.data[begin : begin + len(out)]
+        out[...] = self.view(row, len(out))
+
+    def norms_of(self, blocks: Ints) -> Floats:
+        """Norms of some blocks that this process can see; where they are many, all are looked at in one go."""
+        if len(blocks) > MANY_BLOCKS:
+            return frobenius_norms(self.data, self.offsets)[blocks]
+        ends = np.append(self.offsets[1:], len(self.data))
+        return np.array([frobenius_norm(self.data[self.offsets[b] : ends[b]]) for b in blocks.tolist()])
+
+    def parts(self, pattern: Pattern) -> Iterator[tuple[int, Array]]:
+        """Each block that this process answers for: its number, and a view of its elements in its shape."""
+        shapes = pattern.block_shapes
+        for row, begin in zip(self.rows.tolist(), self.own_offsets.tolist(), strict=True):
+            shape = shapes[row]
+            yield row, self.own[begin : begin + math.prod(shape.tolist())].reshape(shape)
 
     @classmethod
     def allocate(cls, pattern: Pattern, dtype: npt.DTypeLike, *, zero: bool) -> Arena:
-        """Storage for a pattern's blocks; `zero=False` leaves them uninitialised."""
+        """Storage of this process alone for a pattern's blocks; `zero=False` leaves them uninitialised."""
         make = np.zeros if zero else np.empty
         return cls(make(pattern.nnz_elements, dtype), block_offsets(pattern))
 
@@ -192,16 +267,8 @@ def checked_norms(squares: Floats, arena: Arena, rows: Ints | None = None) -> Fl
     doubtful = np.flatnonzero(~((squares >= LEAST_SQUARE) & (squares < np.inf)))
     if len(doubtful):
         blocks = doubtful if rows is None else rows[doubtful]
-        norms[doubtful] = _norms_of_blocks(arena, blocks)
+        norms[doubtful] = arena.norms_of(blocks)
     return _upper(norms)
-
-
-def _norms_of_blocks(arena: Arena, blocks: Ints) -> Floats:
-    """Norms of some blocks; where they are many, all are looked at in one go."""
-    if len(blocks) > MANY_BLOCKS:
-        return frobenius_norms(arena.data, arena.offsets)[blocks]
-    ends = np.append(arena.offsets[1:], len(arena.data))
-    return np.array([frobenius_norm(arena.data[arena.offsets[b] : ends[b]]) for b in blocks.tolist()])
 
 
 def _upper(norms: Floats) -> Floats:

@@ -16,7 +16,7 @@ from tilewise.spaces import Space
 from tilewise.spaces.integers import parse_integer
 from tilewise.tensors.protocol import Engine, Scalar
 from tilewise.tensors.scalars import NUMBERS
-from tilewise.tensors.storage import Arena, Storage, block_norms, frobenius_norm, frobenius_norms, parse_dtype
+from tilewise.tensors.storage import Arena, Storage, frobenius_norm, parse_dtype
 
 Array = npt.NDArray[Any]
 
@@ -106,10 +106,10 @@ class BlockTensor:
         self._pattern.check()
         if not self.in_memory:
             return  # each block is checked when it is read
-        expected = Arena.allocate(self._pattern, self.dtype, zero=False)
-        if len(self.arena.data) != len(expected.data) or not np.array_equal(self.arena.offsets, expected.offsets):
+        sizes = self._pattern.block_sizes[self.arena.rows]
+        if len(self.arena.own) != sizes.sum() or not np.array_equal(self.arena.own_offsets, np.cumsum(sizes) - sizes):
             raise TilewiseError("The arena does not hold the pattern's blocks one after the other. Correct its maker.")
-        true = block_norms(self.arena.data, self.arena.offsets)
+        true = self.arena.norms()
         low = self._pattern.norms < true * (1 - 1e-9)
         if low.any():
             block = tuple(self._pattern.index[np.argmax(low)].tolist())
@@ -119,9 +119,8 @@ class BlockTensor:
         """A stored block: a view of what is in memory, or a copy of what is not."""
         shape = self._pattern.block_shapes[row]
         size = math.prod(shape.tolist())
-        if isinstance(self.storage, Arena):
-            begin = self.storage.offsets[row]
-            return self.storage.data[begin : begin + size].reshape(shape)
+        if isinstance(self.storage, Arena) and (found := self.storage.view(row, size)) is not None:
+            return found.reshape(shape)
         values = np.empty(size, self.dtype)
         self.storage.read(row, values)
         return values.reshape(shape)
@@ -162,9 +161,13 @@ class BlockTensor:
     def blocks(self) -> Iterator[tuple[tuple[int, ...], Array]]:
         """The stored blocks (the unique ones of a symmetric tensor): index and a read-only view of each."""
         for row, index in enumerate(self._pattern.index.tolist()):
-            view = self._view(row)
-            view.flags.writeable = False
-            yield tuple(index), view
+            yield tuple(index), self.read_only(row)
+
+    def read_only(self, row: int) -> Array:
+        """A stored block that cannot be written to, by its number."""
+        view = self._view(row)
+        view.flags.writeable = False
+        return view
 
     def to_dense(self) -> Array:
         """All elements as one NumPy array; memory for the full shape is needed."""
@@ -203,7 +206,7 @@ class BlockTensor:
     def norm(self) -> float:
         """The Frobenius norm."""
         if isinstance(self.storage, Arena):
-            norms = frobenius_norms(self.storage.data, self.storage.offsets)
+            norms = self.storage.frobenius_norms()
         else:
             norms = np.array([frobenius_norm(self._view(row)) for row in range(self._pattern.nnz_blocks)])
         largest = float(norms.max(initial=0.0))
@@ -218,13 +221,21 @@ class BlockTensor:
     def copy(self) -> BlockTensor:
         """A tensor of its own with the same elements, in memory."""
         if self.in_memory:
-            return self._like(self.arena.data.copy())
-        arena = Arena.allocate(self._pattern, self.dtype, zero=False)
-        for row, (begin, size) in enumerate(zip(arena.offsets, self._pattern.block_sizes, strict=True)):
-            self.storage.read(row, arena.data[begin : begin + size])
+            return self._like(self.arena.own.copy())
+        arena = self.engine.allocate(self._pattern, self.dtype, zero=False)
+        self.read_into(arena)
         made = BlockTensor(self._pattern, arena, self.engine, self.error_bound)
-        made.replace_norms(block_norms(arena.data, arena.offsets))
+        made.replace_norms(arena.norms())
         return made
+
+    def read_into(self, arena: Arena) -> None:
+        """Copy the elements to another arena; each process reads those that it answers for there."""
+
+        def read() -> None:
+            for row, part in arena.parts(self._pattern):
+                self.storage.read(row, part.reshape(-1))
+
+        arena.agree(read)
 
     def loaded(self) -> BlockTensor:
         """The tensor itself if it is in memory, else a copy that is."""
@@ -234,9 +245,9 @@ class BlockTensor:
         """The complex conjugate (a copy if real)."""
         if self.dtype.kind != "c" or not self.in_memory:
             copied = self.copy()
-            np.conj(copied.arena.data, out=copied.arena.data)
+            np.conj(copied.arena.own, out=copied.arena.own)
             return copied
-        return self._like(np.conj(self.arena.data))
+        return self._like(np.conj(self.arena.own))
 
     def astype(self, dtype: npt.DTypeLike) -> BlockTensor:
         """The tensor with another element type.
@@ -252,23 +263,21 @@ class BlockTensor:
         if not self.in_memory:
             return self.copy().astype(kind)
         with np.errstate(over="ignore"):
-            data = self.arena.data.astype(kind)
+            made = self._like(self.arena.own.astype(kind))
         if np.finfo(kind).eps <= np.finfo(self.dtype).eps:
-            return self._like(data)
-        norms = block_norms(data, self.arena.offsets)
+            return made
+        norms = made.arena.norms()
         if norms.max(initial=0.0) == np.inf:
             block = tuple(self._pattern.index[np.argmax(norms)].tolist())
             raise InputError(
                 f"Elements of block {block} are too large for {kind.name}. Expected a type that can hold them. Scale "
                 f"the tensor first, or keep {self.dtype.name}."
             )
-        return self._like(data, np.maximum(norms, self._pattern.norms))
+        made.replace_norms(np.maximum(norms, self._pattern.norms))
+        return made
 
-    def _like(self, data: Array, norms: npt.NDArray[np.float64] | None = None) -> BlockTensor:
-        pattern = self._pattern
-        if norms is not None:
-            pattern = Pattern.trusted(pattern.spaces, pattern.index, np.array(norms), pattern.symmetry)
-        return BlockTensor(pattern, Arena(data, self.arena.offsets), self.engine, self.error_bound)
+    def _like(self, own: Array) -> BlockTensor:
+        return BlockTensor(self._pattern, self.arena.like(own), self.engine, self.error_bound)
 
     def map(self, function: Callable[[Array, tuple[int, ...]], Array], *, growth: float | None = None) -> BlockTensor:
         """Apply a function to each stored block.

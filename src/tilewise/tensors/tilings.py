@@ -11,7 +11,6 @@ from tilewise.errors import InputError
 from tilewise.patterns import Pattern, expand
 from tilewise.spaces import Space
 from tilewise.tensors.create import parse_modes
-from tilewise.tensors.storage import Arena, block_norms
 from tilewise.tensors.tensor import BlockTensor
 
 
@@ -50,10 +49,10 @@ def retile(tensor: BlockTensor, spaces: Sequence[Space]) -> BlockTensor:
         except InputError:
             symmetry = None
     pattern = Pattern(new, np.array(sorted(touched), np.int64).reshape(len(touched), len(new)), None, symmetry)
-    arena = Arena.allocate(pattern, tensor.dtype, zero=True)
+    arena = tensor.engine.allocate(pattern, tensor.dtype, zero=True)
     out = BlockTensor(pattern, arena, tensor.engine, tensor.error_bound)
-    for row, index in enumerate(pattern.index.tolist()):
-        target = out._view(row)
+    for row, target in arena.parts(pattern):
+        index = pattern.index[row].tolist()
         for block in product(*_overlaps(new, tensor.spaces, index)):
             here, there = (
                 zip(
@@ -64,7 +63,7 @@ def retile(tensor: BlockTensor, spaces: Sequence[Space]) -> BlockTensor:
                 else ((), ())
             )
             target[here] = tensor.block(block)[there]
-    out.replace_norms(block_norms(arena.data, arena.offsets))
+    out.replace_norms(arena.norms())
     return out
 
 

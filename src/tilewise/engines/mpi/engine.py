@@ -1,33 +1,47 @@
-"""The MPI engine: every rank holds every tensor, computes its share of the result blocks, and sends them to the others.
-
-A result block is computed by one rank, as one rank alone would compute it: the number of ranks changes no bit.
-"""
+"""The MPI engine: ranks own the blocks of tensors, share the work of a step, and each answers for what it owns."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.engines.accounts import Account
+from tilewise.engines.mpi.counter import Counter
+from tilewise.engines.mpi.moves import change_layout
+from tilewise.engines.mpi.node import Node, make_node
+from tilewise.engines.mpi.shared import SharedRun, made_bytes
+from tilewise.engines.mpi.spread import Spread, make_spread
 from tilewise.engines.mpi.world import World, make_world
-from tilewise.engines.progress import Tell
+from tilewise.engines.progress import Tell, Watch
 from tilewise.engines.streaming import Call
-from tilewise.engines.targets import Target, make_target, scale_target
+from tilewise.engines.targets import find_slots
 from tilewise.engines.threads import OWN_KERNEL, Hosted, ThreadsEngine
 from tilewise.engines.workers import available_cores
-from tilewise.plans import Plan, Product
-from tilewise.plans.balance import cut_evenly
+from tilewise.errors import InputError
+from tilewise.expressions import Reduction
+from tilewise.patterns import Pattern
+from tilewise.plans import Plan, Product, Sum, inspect_reduction
+from tilewise.plans.layout import EVERYBODY, LAYOUTS, make_layout
+from tilewise.plans.parts import Part
+from tilewise.plans.sharing import Pool, Request, Sharing, fit_budget, plan_sharing
+from tilewise.plans.traffic import NOBODY
 from tilewise.tensors import BlockTensor
-from tilewise.trace import Trace
+from tilewise.tensors.protocol import Scalar
+from tilewise.tensors.storage import Arena
+from tilewise.trace import RankTrace, Trace
 
 Ints = npt.NDArray[np.int64]
 
 LEAST_FLOPS = 1_000_000
-"""Products with less work are done by every rank for itself: sending their blocks would take longer."""
+"""Products of tensors that every rank has, with less work than this, are done by every rank for itself."""
+
+LEAST_BYTES = 1 << 16
+"""Smaller tensors are kept by every rank."""
 
 
 class MpiEngine(Hosted):
@@ -39,6 +53,8 @@ class MpiEngine(Hosted):
         Threads of each rank; the cores that the process may use, divided by the ranks that share them, by default.
     ranks_per_node : int, optional
         How many neighbouring ranks are taken for a node; those on one computer by default.
+    layout : str
+        Who owns the blocks of a new tensor: one of `tilewise.plans.layout.LAYOUTS`.
     progress : callable, optional
         Called on the first rank every few seconds of a run with how far it has come.
     """
@@ -46,58 +62,200 @@ class MpiEngine(Hosted):
     name = "mpi"
 
     def __init__(
-        self, workers: int | None = None, ranks_per_node: int | None = None, progress: Tell | None = None
+        self,
+        workers: int | None = None,
+        ranks_per_node: int | None = None,
+        layout: str = "cyclic",
+        progress: Tell | None = None,
     ) -> None:
+        if layout not in LAYOUTS:
+            raise InputError(f"layout={layout!r} is unknown. Expected one of {', '.join(LAYOUTS)}. Correct the name.")
         self.world: World = make_world(ranks_per_node)
+        self.layout = layout
         share = max(available_cores() // self.world.neighbours.size, 1) if workers is None else workers
         self.host = ThreadsEngine(share, progress=progress)
         self.progress = self.host.progress if self.world.rank == 0 else None
         self.memory = self.host.memory
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the job."""
+        return self.world.size
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks that share a node."""
+        return self.world.ranks_per_node
+
+    @property
+    def node(self) -> Node:
+        """The memory that this rank shares with others."""
+        return make_node(self.world)
+
+    def allocate(self, pattern: Pattern, dtype: npt.DTypeLike, *, zero: bool) -> Arena:
+        """Storage for a new tensor: every rank keeps what is small, and shares what is not."""
+        if self._kept_by_all(pattern, dtype):
+            return Arena.allocate(pattern, dtype, zero=zero)
+        return make_spread(self.node, pattern, make_layout(self.layout, pattern, self.world.size), dtype, zero=zero)
+
+    def _kept_by_all(self, pattern: Pattern, dtype: npt.DTypeLike) -> bool:
+        alone = self.world.size == 1 or self.layout == "replicated" or pattern.ndim == 0
+        return alone or pattern.nbytes(np.dtype(dtype)) < LEAST_BYTES
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan as the workers of a rank run it."""
         return self.host.prepare(plan)
 
     def run_resident(self, call: Call) -> tuple[BlockTensor, Trace]:
-        """Run a plan, or the part of one, whose operands are in memory."""
-        plan = self.prepare(call.plan)
-        if self.world.size == 1 or not isinstance(plan.work, Product) or plan.flops < LEAST_FLOPS:
-            return self.host.run_resident(replace(call, plan=plan))
+        """Run a plan on this rank alone."""
+        return self.host.run_resident(call)
+
+    def run(
+        self,
+        plan: Plan,
+        operands: Sequence[BlockTensor],
+        *,
+        out: BlockTensor | None = None,
+        alpha: Scalar = 1,
+        beta: Scalar = 0,
+    ) -> BlockTensor:
+        """Run a plan: together if a tensor is shared or the work is worth it, else each rank for itself."""
+        made = self.prepare(plan)
+        if not self._is_shared(made, operands, out):
+            return super().run(plan, operands, out=out, alpha=alpha, beta=beta)
         begin = time.perf_counter()
-        target = make_target(self, self.memory, plan, call.out, call.account)
-        scale_target(target, call.beta)
-        rank_of_block = share_blocks(plan, self.world.size)
-        mine = rank_of_block == self.world.rank
+        with Watch(self.progress, made.label, made.flops) as watch:
+            converted = tuple(self._converted(operand, made) for operand in operands)
+            sharing, parts = self._shared(made, converted, out)
+            account = None if plan.budget is None else Account(plan.budget)
+            call = Call(made, converted, out, alpha, beta, account, watch)
+            run = SharedRun(self.node, self.host, sharing, parts, call, self._follow(call))
+            result = self._finished(run, call)
+        plan.runs.append(self._trace(made, run, time.perf_counter() - begin))
+        return result
 
-        def follow(done: Callable[[], int]) -> AbstractContextManager[None]:
-            return call.watch.following(lambda: min(self.world.size * done(), plan.flops))  # as if all were as far
+    def _finished(self, run: SharedRun, call: Call) -> BlockTensor:
+        """The result where it belongs."""
+        if call.out is not None and run.shares.groups == 1 and run.pool is None:
+            run.add_to(call.out)
+            call.out.engine = self
+            return call.out
+        result = run.make_result(self) if run.pool is None else self._drawn(run, run.pool)
+        if call.out is not None:
+            names = tuple(map(str, range(result.ndim)))
+            copy = inspect_reduction(Reduction(names, names), result.pattern, result.dtype, workers=self.workers)
+            return self.run(copy, [result], out=call.out, beta=call.beta)
+        return self.replicated(result) if self._kept_by_all(result.pattern, result.dtype) else result
 
-        squares, counts = self.host.add_blocks(plan, call.operands, target, call.alpha, mine, call.account, follow)
-        self._exchange(plan, target, rank_of_block)
-        target.finish(self.world.sum(squares), call.beta)
-        tasks, calls, flops = (int(n) for n in self.world.sum(counts))
-        return target.tensor, Trace(
+    def _drawn(self, run: SharedRun, pool: Pool) -> BlockTensor:
+        """A result whose tasks the ranks draw."""
+        with Counter(self.world.everyone) as counter:
+            result, drawing = run.draw_result(self, pool, counter)
+        run.counts.tickets = drawing.tickets
+        return result
+
+    def spread(self, tensor: BlockTensor, layout: str) -> BlockTensor:
+        """A tensor with other owners, by one planned exchange."""
+        if layout == "replicated":
+            return self.replicated(tensor)
+        owners = make_layout(layout, tensor.pattern, self.world.size)
+        if self.world.size == 1:
+            return tensor
+        made = make_spread(self.node, tensor.pattern, owners, tensor.dtype, zero=False)
+        if isinstance(tensor.storage, Spread):
+            change_layout(self.node, tensor.storage, made)
+        else:
+            tensor.read_into(made)
+        return BlockTensor(tensor.pattern, made, self, tensor.error_bound)
+
+    def replicated(self, tensor: BlockTensor) -> BlockTensor:
+        """A tensor whose blocks every rank has."""
+        if not isinstance(tensor.storage, Spread):
+            return tensor.loaded()
+        arena, item = Arena.allocate(tensor.pattern, tensor.dtype, zero=False), tensor.dtype.itemsize
+        for row, part in arena.parts(tensor.pattern):
+            if tensor.storage.layout.owner[row] == self.world.rank:
+                tensor.storage.read(row, part.reshape(-1))
+        sizes = tensor.pattern.block_sizes * item
+        self.world.share_parts(arena.data.view(np.uint8), arena.offsets * item, sizes, tensor.storage.layout.owner)
+        return BlockTensor(tensor.pattern, arena, self, tensor.error_bound)
+
+    def _is_shared(self, plan: Plan, operands: Sequence[BlockTensor], out: BlockTensor | None) -> bool:
+        if self.world.size == 1:
+            return False
+        tensors = [*operands, *([] if out is None else [out])]
+        if any(isinstance(tensor.storage, Spread) for tensor in tensors):
+            return True
+        return isinstance(plan.work, Product) and plan.flops >= LEAST_FLOPS
+
+    def _converted(self, operand: BlockTensor, plan: Plan) -> BlockTensor:
+        same = not operand.in_memory or operand.dtype == plan.dtype
+        return operand if same else operand.astype(plan.dtype)
+
+    def _shared(
+        self, plan: Plan, operands: Sequence[BlockTensor], out: BlockTensor | None
+    ) -> tuple[Sharing, list[Part | None]]:
+        """How the ranks share a step, and what this one does of it, stage by stage."""
+        owners = [_owners(operand) for operand in operands]
+        sharing = plan.sharing
+        request = Request(self.ranks, self.ranks_per_node) if sharing is None else sharing.request
+        settled = self._settled(plan, out)
+        if sharing is None or settled is not None or not sharing.fits(request, owners):
+            request = replace(request, ranks=self.ranks, ranks_per_node=self.ranks_per_node)
+            sharing = plan_sharing(plan, request, owners, rank_of_block=settled)
+        if plan.budget is not None:
+            made = made_bytes(operands)
+            sharing = fit_budget(sharing, plan.budget, lambda found: self._largest_peak(found) + made)
+        return sharing, sharing.parts(self.world.rank)
+
+    def _settled(self, plan: Plan, out: BlockTensor | None) -> Ints | None:
+        """Who has to compute each result block: the owner of where a reduction is added."""
+        if isinstance(plan.work, Sum) and out is not None and isinstance(out.storage, Spread):
+            return out.storage.layout.owner[find_slots(plan.result, out.pattern)]
+        return None
+
+    def _largest_peak(self, sharing: Sharing) -> int:
+        own = sharing.peak_bytes(self.world.rank, sharing.parts(self.world.rank), self.workers)
+        return self.world.largest(own)
+
+    def _follow(self, call: Call) -> Callable[[Callable[[], int]], AbstractContextManager[None]]:
+        size, flops = self.world.size, call.plan.flops
+        return lambda done: call.watch.following(lambda: min(size * done(), flops))  # as if all were as far
+
+    def _trace(self, plan: Plan, run: SharedRun, seconds: float) -> Trace:
+        tasks, calls, flops = (int(n) for n in self.world.sum(run.counts.work))
+        return Trace(
             label=plan.label,
-            seconds=time.perf_counter() - begin,
+            seconds=seconds,
             packing_seconds=0.0,
             flops=flops,
             tasks=tasks,
             calls=calls,
             workers=self.workers * self.world.size,
-            buffer_bytes=target.tensor.nbytes + plan.packed_bytes + plan.worker_bytes * self.workers,
+            buffer_bytes=plan.result_bytes + plan.packed_bytes + plan.worker_bytes * self.workers,
             library=self.host.blas.name if plan.kernel == "gemm" else OWN_KERNEL,
+            phases=run.traffic.stage_count,
+            ranks=self._rank_traces(run),
         )
 
-    def _exchange(self, plan: Plan, target: Target, rank_of_block: Ints) -> None:
-        """Send every rank the blocks that others computed."""
-        arena, item = target.tensor.arena, plan.dtype.itemsize
-        begin = (arena.offsets if target.slots is None else arena.offsets[target.slots]) * item
-        self.world.share_parts(arena.data.view(np.uint8), begin, plan.result.block_sizes * item, rank_of_block)
+    def _rank_traces(self, run: SharedRun) -> tuple[RankTrace, ...]:
+        """What each rank did, on every rank."""
+        counts, origin = run.counts, self.world.origin
+        spans = tuple((what, begin - origin, end - origin) for what, begin, end in counts.spans)
+        own = RankTrace(
+            flops=int(counts.work[2]),
+            inside_bytes=counts.inside_bytes,
+            between_bytes=counts.moved.between_bytes,
+            messages=counts.moved.messages,
+            tickets=counts.tickets,
+            peak_bytes=0 if run.call.account is None else run.call.account.peak,
+            spans=spans,
+        )
+        return tuple(self.world.gather(own))
 
 
-def share_blocks(plan: Plan, ranks: int) -> Ints:
-    """The rank that computes each result block: neighbours together, in runs of nearly equal work."""
-    assert isinstance(plan.work, Product)
-    cells = plan.work.cells
-    flops = np.bincount(cells.block, cells.flops, plan.result.nnz_blocks).astype(np.float64)
-    return np.repeat(np.arange(ranks), np.diff(cut_evenly(flops, ranks)))
+def _owners(operand: BlockTensor) -> Ints:
+    """Who has each stored block of an operand."""
+    if isinstance(operand.storage, Spread):
+        return operand.storage.layout.owner
+    return np.full(operand.pattern.nnz_blocks, EVERYBODY if operand.in_memory else NOBODY, np.int64)

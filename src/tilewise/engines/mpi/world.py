@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType, TracebackType
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.engines.mpi.segments import unlink_segments
 from tilewise.errors import InputError, MissingPackageError, TilewiseError
 from tilewise.spaces.integers import parse_count
 
@@ -68,7 +71,7 @@ def _abort(kind: type[BaseException], error: BaseException, trace: TracebackType
     world.Abort(1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class World:
     """The ranks of a run."""
 
@@ -76,6 +79,12 @@ class World:
     """Communicator of all ranks."""
     neighbours: Any
     """Communicator of the ranks on this node."""
+    ranks_per_node: int
+    """Ranks on each node; the last one may have fewer."""
+    origin: float
+    """The clock of this rank when all of them met, from which times are counted."""
+    calling: threading.RLock
+    """Held by the thread that is in a call of MPI: libraries are slow, or worse, with several."""
 
     @property
     def rank(self) -> int:
@@ -87,11 +96,46 @@ class World:
         """How many ranks there are."""
         return int(self.everyone.size)
 
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return -(-self.size // self.ranks_per_node)
+
+    @property
+    def node(self) -> int:
+        """Number of the node of the rank that asks."""
+        return self.rank // self.ranks_per_node
+
+    def node_of(self, rank: Any) -> Any:
+        """The node of a rank, or of each of several."""
+        return rank // self.ranks_per_node
+
+    def end(self, error: BaseException) -> None:
+        """End all ranks because this one leaves: alone, it would have the others wait for it."""
+        if self.size > 1:
+            _abort(type(error), error, error.__traceback__)
+
+    def meet(self) -> None:
+        """Wait for the other ranks of this node."""
+        with self.calling:
+            self.neighbours.Barrier()
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank has, on every rank."""
+        with self.calling:
+            return list(self.everyone.allgather(value))
+
     def sum(self, values: Array) -> Array:
         """Sums over all ranks, on every rank."""
         found = np.empty_like(values)
-        self.everyone.Allreduce(np.ascontiguousarray(values), found)
+        with self.calling:
+            self.everyone.Allreduce(np.ascontiguousarray(values), found)
         return found
+
+    def largest(self, value: int) -> int:
+        """The largest of what the ranks have."""
+        with self.calling:
+            return int(self.everyone.allreduce(value, load_mpi().MAX))
 
     def share_parts(self, data: Bytes, begin: Ints, size: Ints, rank_of_part: Ints) -> None:
         """Fill in the parts of an array of bytes that other ranks have; all ranks have all parts afterwards.
@@ -105,16 +149,13 @@ class World:
         rank_of_part : array of int
             Who has it.
         """
-        mpi = load_mpi()
-        kinds, sent = [], []
-        for rank in range(self.size):
-            own = rank_of_part == rank
-            if own.any():
-                kinds.append(mpi.BYTE.Create_hindexed(*joined(begin[own], size[own])).Commit())
-                sent.append(self.everyone.Ibcast([data, 1, kinds[-1]], root=rank))
-        mpi.Request.Waitall(sent)
-        for kind in kinds:
-            kind.Free()
+        with self.calling, parts_of(data) as part:
+            sent = [
+                self.everyone.Ibcast(part(begin[own], size[own]), root=rank)
+                for rank in range(self.size)
+                if (own := rank_of_part == rank).any()
+            ]
+            load_mpi().Request.Waitall(sent)
 
 
 def make_world(ranks_per_node: int | None = None) -> World:
@@ -127,8 +168,15 @@ def _world(ranks_per_node: int | None) -> World:
     """Communicators are made once, by all ranks together."""
     mpi = load_mpi()
     everyone = mpi.COMM_WORLD.Dup()
+    unlink_segments(everyone.Split_type(mpi.COMM_TYPE_SHARED))
     if ranks_per_node is not None:
-        return World(everyone, everyone.Split(everyone.rank // ranks_per_node))
+        return World(
+            everyone,
+            everyone.Split(everyone.rank // ranks_per_node),
+            ranks_per_node,
+            _meet(everyone),
+            threading.RLock(),
+        )
     found = everyone.Split_type(mpi.COMM_TYPE_SHARED)
     sizes = everyone.allgather(found.size)
     firsts = everyone.allgather(everyone.rank - found.rank)
@@ -137,12 +185,33 @@ def _world(ranks_per_node: int | None) -> World:
             f"Ranks are not numbered node by node: nodes have {sizes} ranks. Expected neighbouring ranks on each node. "
             "Ask the launcher for block placement, such as srun --distribution=block."
         )
-    return World(everyone, found)
+    return World(everyone, found, sizes[0], _meet(everyone), threading.RLock())
+
+
+def _meet(everyone: Any) -> float:
+    """Wait for all ranks; this rank's clock then."""
+    everyone.Barrier()
+    return time.perf_counter()
+
+
+@contextmanager
+def parts_of(data: Bytes) -> Iterator[Callable[[Ints, Ints], list[Any]]]:
+    """What describes parts of an array of bytes to MPI: a function of their beginnings and sizes."""
+    mpi = load_mpi()
+    kinds: list[Any] = []
+
+    def part(begin: Ints, size: Ints) -> list[Any]:
+        kinds.append(mpi.BYTE.Create_hindexed(*joined(begin, size)).Commit())
+        return [data, 1, kinds[-1]]
+
+    try:
+        yield part
+    finally:
+        for kind in kinds:
+            kind.Free()
 
 
 def joined(begin: Ints, size: Ints) -> tuple[list[int], list[int]]:
-    """Lengths and beginnings of parts, those that follow each other as one."""
-    order = np.argsort(begin, kind="stable")
-    begin, size = begin[order], size[order]
+    """Lengths and beginnings of parts in their order, those that follow each other as one."""
     first = np.flatnonzero(np.append(True, begin[1:] != begin[:-1] + size[:-1]))
     return np.add.reduceat(size, first).tolist(), begin[first].tolist()

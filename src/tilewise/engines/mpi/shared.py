@@ -1,0 +1,326 @@
+"""Running a step that ranks share: each brings what its node lacks, computes its part, and sums go to their owners."""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.engines.mpi.counter import Counter
+from tilewise.engines.mpi.drawing import Drawing, by_block
+from tilewise.engines.mpi.moves import Moved, Places, carry_blocks, copy_own, move_blocks
+from tilewise.engines.mpi.node import Node
+from tilewise.engines.mpi.spread import Spread, make_spread
+from tilewise.engines.streaming import Call
+from tilewise.engines.targets import Target, find_slots, scale_target
+from tilewise.engines.threads import Follow, ThreadsEngine
+from tilewise.plans.layout import EVERYBODY, Layout
+from tilewise.plans.parts import Part
+from tilewise.plans.sharing import Pool, Sharing
+from tilewise.plans.traffic import NOBODY, Arrivals, Traffic
+from tilewise.tensors import BlockTensor, Engine
+from tilewise.tensors.generated import Generated
+from tilewise.tensors.storage import Arena, checked_norms
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a rank did."""
+
+    work: Ints = field(default_factory=lambda: np.zeros(3, np.int64))
+    """Tasks, dense products and flops."""
+    read_bytes: int = 0
+    """Bytes of operand blocks that it read and did not own."""
+    brought_bytes: int = 0
+    """Those of them that it brought itself, from other nodes or from a maker."""
+    tickets: int = 0
+    """Draws from counters."""
+    moved: Moved = field(default_factory=Moved)
+    """What came to it in exchanges."""
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+    """What it did when, begin and end: ``compute``, ``fetch`` (wait for blocks), ``wait`` (for its node) or ``add``."""
+
+    @property
+    def inside_bytes(self) -> int:
+        """Bytes that it read of other ranks of its node, or that another rank of it brought."""
+        return self.read_bytes - self.brought_bytes + self.moved.inside_bytes
+
+
+class Fetcher:
+    """Brings what a node lacks of the operands to memory that its ranks share: a stage ahead of the computation."""
+
+    def __init__(self, node: Node, traffic: Traffic, operands: Sequence[BlockTensor], counts: Counts) -> None:
+        self._node, self._traffic, self._operands, self._counts = node, traffic, operands, counts
+        largest = [traffic.largest_stage(number, node.world.node) for number in range(len(operands))]
+        self._buffers = [[node.heap.take(size) for size in largest] for _ in range(min(traffic.stage_count, 2))]
+        self._context = contextvars.copy_context()
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="tilewise-fetch")
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._ahead.shutdown(wait=False, cancel_futures=True)
+
+    def start(self, stage: int) -> Future[list[BlockTensor]]:
+        """Fetch what a stage needs, in a thread of its own and in the context of the run."""
+        return self._ahead.submit(self._context.run, self._fetch, stage)
+
+    def _fetch(self, stage: int) -> list[BlockTensor]:
+        buffers = self._buffers[stage % len(self._buffers)]
+        return [self._fetch_operand(stage, number, buffer) for number, buffer in enumerate(buffers)]
+
+    def _fetch_operand(self, stage: int, number: int, buffer: Bytes) -> BlockTensor:
+        """An operand with the blocks that the stage needs in memory that this rank sees."""
+        operand, size = self._operands[number], self._traffic.block_bytes(number)
+        arrivals = self._traffic.arrivals[number]
+        here = arrivals.at(stage, self._node.world.node)
+        begin = np.full(len(size), -1)
+        begin[here.block] = np.cumsum(size[here.block]) - size[here.block] + self._node.heap.place(buffer)
+        self._counts.brought_bytes += int(size[here.block[here.rank == self._node.world.rank]].sum())
+        if isinstance(operand.storage, Spread):
+            source = Places.of(operand.storage)
+            exchange = arrivals.exchange(stage, size)
+            self._counts.moved.add(move_blocks(self._node, exchange, source, Places(source.data, begin), size))
+            begin = np.where(begin < 0, source.begin, begin)
+        elif isinstance(operand.storage, Arena):
+            return operand
+        else:
+            self._make(operand, here, begin)
+        dtype = self._traffic.plan.dtype
+        # Panels are packed whole, with blocks that no cell of this rank multiplies: any memory does for these.
+        offsets = np.maximum(begin, 0) // dtype.itemsize
+        return BlockTensor(operand.pattern, Arena(self._node.heap.whole(dtype), offsets), operand.engine)
+
+    def _make(self, operand: BlockTensor, here: Arrivals, begin: Ints) -> None:
+        """Make or read the blocks that this rank is charged with."""
+        values = self._node.heap.whole(self._traffic.plan.dtype)
+        for block in here.block[here.rank == self._node.world.rank].tolist():
+            first = int(begin[block]) // values.itemsize
+            operand.storage.read(block, values[first : first + int(operand.pattern.block_sizes[block])])
+
+
+def made_bytes(operands: Sequence[BlockTensor]) -> int:
+    """Bytes of the largest block that a function makes, until it is copied."""
+    return max((o.storage.largest_bytes for o in operands if isinstance(o.storage, Generated)), default=0)
+
+
+class SharedRun:
+    """One run of a step on all ranks.
+
+    Parameters
+    ----------
+    node : Node
+        The ranks and their memory.
+    host : ThreadsEngine
+        The workers of this rank.
+    sharing : Sharing
+        Who does what, and what crosses.
+    parts : sequence of Part
+        What this rank does in each stage.
+    call : Call
+        What is asked for.
+    follow : callable, optional
+        May see how far this rank is.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        host: ThreadsEngine,
+        sharing: Sharing,
+        parts: Sequence[Part | None],
+        call: Call,
+        follow: Follow | None = None,
+    ) -> None:
+        self.node, self.host, self.parts, self.call, self.follow = node, host, parts, call, follow
+        self.traffic, self.shares, self.pool, self.plan = sharing.traffic, sharing.shares, sharing.pool, call.plan
+        self.fetched_bytes = sharing.buffer_share(node.world.rank) + made_bytes(call.operands)
+        self.counts = Counts()
+
+    def make_result(self, engine: Engine) -> BlockTensor:
+        """The result as a new tensor, whose blocks the ranks own that computed them."""
+        totals = [self._new(self.shares.layout(group)) for group in range(self.shares.groups)]
+        fresh = self.traffic.stage_count == 1 and self.plan.kernel != "loops"
+        if not fresh:
+            for total in totals:
+                total.own[...] = 0
+        every = np.arange(self.plan.result.nnz_blocks)
+        squares = self._run([Target(self._tensor(total), every, fresh, self.plan.result.norms) for total in totals])
+        for group, other in self.shares.additions:
+            self._timed("add", partial(self._add_sums, totals[group], totals[other]))
+        result = BlockTensor(self.plan.result, totals[0], engine)
+        if self.shares.groups == 1:
+            result.replace_norms(self._norms(squares, totals[0], totals[0].held, every))
+        else:
+            result.replace_norms(totals[0].norms())
+        return result
+
+    def add_to(self, out: BlockTensor) -> None:
+        """Add the result to a tensor that is there; sums over several groups have to be made first."""
+        slots = find_slots(self.plan.result, out.pattern)
+        target = Target(out, slots, False, out.pattern.norms)
+        self.node.world.meet()  # nobody reads it any more
+        scale_target(target, self.call.beta)
+        mine = np.flatnonzero(self.shares.wanted(self.node.world.rank, 0))
+        if isinstance(out.storage, Spread) and out.storage.complete:
+            self.node.world.meet()
+            squares = self._run([target])
+            norms = self._norms(squares, out.storage, mine, slots)
+        else:
+            norms = self._add_elsewhere(out, slots, mine)
+        target.settle(norms, self.call.beta)
+
+    def draw_result(self, engine: Engine, pool: Pool, counter: Counter) -> tuple[BlockTensor, Drawing]:
+        """The result as a new tensor, its tasks drawn during the run: who computed a block owns it."""
+        world, node_of = self.node.world, self.traffic.node_of_block
+        assert node_of is not None
+        part_plan = by_block(self.plan, (node_of == EVERYBODY) | (node_of == world.node))
+        sizes = self.plan.result.block_sizes
+        room = self.node.heap.take(self.plan.result_bytes).view(self.plan.dtype)
+        place = self.node.heap.place(room.view(np.uint8)) // self.plan.dtype.itemsize
+        drawn = Arena(self.node.heap.whole(self.plan.dtype), np.cumsum(sizes) - sizes + place)
+        if self.plan.kernel == "loops" and world.neighbours.rank == 0:
+            room[...] = 0
+        counter.reset()
+        drawing = Drawing(pool, counter, world, self.host.workers, part_plan[1])
+        every = np.arange(len(sizes))
+        tensor = BlockTensor(self.plan.result, drawn, self.host)
+        target = Target(tensor, every, self.plan.kernel != "loops", self.plan.result.norms)
+        with self._fetching() as fetcher:
+            operands = self._timed("fetch", fetcher.start(0).result)
+            self._timed("wait", world.meet)
+            squares, self.counts.work = self._timed(
+                "compute",
+                lambda: self.host.add(
+                    part_plan[0], operands, target, self.call.alpha, self.call.account, self.follow, drawing.run
+                ),
+            )
+            self._timed("wait", world.meet)
+        return self._collected(engine, drawing, drawn, squares), drawing
+
+    def _collected(self, engine: Engine, drawing: Drawing, drawn: Arena, squares: Floats) -> BlockTensor:
+        """What the ranks computed, each block with the rank that did."""
+        mine = np.array(sorted(drawing.blocks), np.int64)
+        owner = np.zeros(len(squares), np.int64)
+        owner[mine] = self.node.world.rank
+        total = self._new(Layout(self.shares.ranks, self.node.world.sum(owner)))
+        copy_own(Places.of(drawn), Places.of(total), mine, total.sizes * total.dtype.itemsize)
+        result = BlockTensor(self.plan.result, total, engine)
+        result.replace_norms(self._norms(squares, total, mine, np.arange(len(squares))))
+        return result
+
+    def _add_elsewhere(self, out: BlockTensor, slots: Ints, mine: Ints) -> Floats:
+        """Compute where the parts are done, starting from what `out` holds, and bring the sums back."""
+        sizes = self.plan.result.block_sizes * self.plan.dtype.itemsize
+        total = self._new(self.shares.layout())
+        here = Places.of(total)
+        if isinstance(out.storage, Spread):
+            home = Layout(self.shares.ranks, out.storage.layout.owner[slots])
+            there = Places.of(out.storage).taken(slots)
+            self._carry(home, total.layout, there, here, sizes)
+        else:
+            home = None
+            there = Places.of(out.arena).taken(slots)
+            copy_own(there, here, mine, sizes)
+        every = np.arange(len(slots))
+        squares = self._run([Target(self._tensor(total), every, False, self.plan.result.norms)])
+        norms = self._norms(squares, total, mine, every)
+        if home is not None:
+            self._carry(total.layout, home, here, there, sizes)
+        else:
+            copy_own(here, there, mine, sizes)
+            self.node.world.share_parts(there.data, there.begin, sizes, total.layout.owner)
+        return norms
+
+    def _carry(self, old: Layout, new: Layout, source: Places, target: Places, sizes: Ints) -> None:
+        """Bring blocks from one layout to another, and count it."""
+        self.counts.moved.add(carry_blocks(self.node, old, new, source, target, sizes))
+
+    def _new(self, layout: Layout) -> Spread:
+        if self.call.account is not None:
+            size = self.plan.result.block_sizes[layout.owner == self.node.world.rank].sum()
+            self.call.account.take(int(size) * self.plan.dtype.itemsize, "Sums of this rank")
+        return make_spread(self.node, self.plan.result, layout, self.plan.dtype, zero=False)
+
+    def _tensor(self, total: Spread) -> BlockTensor:
+        return BlockTensor(self.plan.result, total, self.host)
+
+    def _run(self, targets: Sequence[Target]) -> Floats:
+        """Compute every stage while the next one is fetched; the sum of squares of each block that this rank summed."""
+        world = self.node.world
+        squares, stages = np.zeros(self.plan.result.nnz_blocks), self.traffic.stages
+        with self._fetching() as fetcher:
+            coming = fetcher.start(0)
+            for stage, part in enumerate(self.parts):
+                operands = self._timed("fetch", coming.result)
+                # The node has what it needs, and what comes next overwrites what nobody reads.
+                self._timed("wait", world.meet)
+                if stage + 1 < len(self.parts):
+                    coming = fetcher.start(stage + 1)
+                if part is not None:
+                    group = int(self.shares.group[np.argmax(stages == stage)])
+                    found = self._compute(part, operands, targets[group])
+                    squares[part.slots] = np.where(found > 0, found, squares[part.slots])
+            # The sums may be read, what was fetched is not needed any more.
+            self._timed("wait", world.meet)
+        return squares
+
+    @contextmanager
+    def _fetching(self) -> Iterator[Fetcher]:
+        """Somebody who fetches, with the memory for it counted."""
+        account = self.call.account
+        with (
+            nullcontext() if account is None else account.holding(self.fetched_bytes, "What a node fetches"),
+            closing(Fetcher(self.node, self.traffic, self.call.operands, self.counts)) as fetcher,
+        ):
+            yield fetcher
+
+    def _compute(self, part: Part, operands: Sequence[BlockTensor], target: Target) -> Floats:
+        assert target.slots is not None
+        placed = Target(target.tensor, target.slots[part.slots], target.fresh, target.norms)
+        squares, counts = self._timed(
+            "compute",
+            lambda: self.host.add(part.plan, operands, placed, self.call.alpha, self.call.account, self.follow),
+        )
+        self.counts.work += counts
+        for number, stored in enumerate(part.stored_blocks()):
+            owner, size = self.traffic.owners[number], self.traffic.block_bytes(number)
+            others = (owner[stored] == NOBODY) | ((owner[stored] >= 0) & (owner[stored] != self.node.world.rank))
+            self.counts.read_bytes += int(size[stored[others]].sum())
+        return squares
+
+    def _timed(self, what: str, work: Callable[[], Result]) -> Result:
+        """Do something, and note when."""
+        begin = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.counts.spans.append((what, begin, time.perf_counter()))
+
+    def _add_sums(self, total: Spread, other: Spread) -> None:
+        """Add the sums of a group to those of another."""
+        brought = self._new(other.layout)
+        sizes = total.sizes * total.dtype.itemsize
+        self._carry(total.layout, brought.layout, Places.of(total), Places.of(brought), sizes)
+        other.own[...] += brought.own
+        if self.call.account is not None:
+            self.call.account.give(brought.own.nbytes)
+
+    def _norms(self, squares: Floats, arena: Spread, mine: Ints, slots: Ints) -> Floats:
+        """Norm bounds of all result blocks, each from the rank that computed it."""
+        own = np.zeros(len(squares))
+        own[mine] = checked_norms(squares[mine], arena, slots[mine])
+        return self.node.world.sum(own)

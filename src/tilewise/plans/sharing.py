@@ -1,0 +1,416 @@
+"""Planning how ranks share a step: the family, the grid, the stages, and what each rank holds at its peak."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import InputError, MemoryBudgetError
+from tilewise.machine import Machine
+from tilewise.plans.balance import BALANCERS, Deal, deal
+from tilewise.plans.budget import is_asked, parse_memory
+from tilewise.plans.cells import piece_of_segment
+from tilewise.plans.comparison import list_tasks
+from tilewise.plans.crossings import Crossings
+from tilewise.plans.grids import Grid, Rates, divisors, factorisations, node_shapes, shape_text, total_by
+from tilewise.plans.layout import EVERYBODY
+from tilewise.plans.parts import Part, part_of_rank
+from tilewise.plans.plan import Plan
+from tilewise.plans.program import Step
+from tilewise.plans.projection import cell_seconds
+from tilewise.plans.shares import (
+    ALGORITHMS,
+    Shares,
+    block_flops,
+    share_by_owner,
+    share_by_pieces,
+    share_on_grid,
+    share_stationary,
+)
+from tilewise.plans.traffic import NOBODY, Traffic
+from tilewise.plans.work import Product, Sum
+from tilewise.spaces.integers import parse_count
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+UNEVEN = 1.25
+"""Imbalance from which a step that one node could share by result blocks is looked at more closely."""
+
+OVERLAPPED_BYTES = 1 << 24
+"""Bytes that come to a node from which they come in several stages, so that all but the first are hidden."""
+
+STAGES = 4
+"""Stages of such a step, if the budget does not ask for more."""
+
+FEW_RANKS = 16
+"""Ranks whose peaks are all worked out for a table."""
+
+SETTLED = ("static", "hypergraph")
+"""Balancers that say before a run who does what."""
+
+NETWORK_RATE = 1e9
+"""Bytes per second between nodes, a cautious guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """How ranks are asked to share a step."""
+
+    ranks: int
+    """How many ranks there are."""
+    ranks_per_node: int
+    """How many of them share a node."""
+    algorithm: str = "auto"
+    """One of `tilewise.plans.shares.ALGORITHMS`."""
+    balancer: str = "static"
+    """Who deals result blocks where ranks own them; one of `tilewise.plans.balance.BALANCERS`."""
+    reproducible: bool = False
+    """Whether sums over k must have the bits of one rank: then k is not cut among ranks."""
+
+    def __post_init__(self) -> None:
+        parse_count("ranks", self.ranks, "ranks")
+        parse_count("ranks_per_node", self.ranks_per_node, "ranks")
+        if self.algorithm not in ALGORITHMS:
+            raise InputError(
+                f"algorithm={self.algorithm!r} is unknown. Expected one of {', '.join(ALGORITHMS)}. Correct the name."
+            )
+        if self.balancer not in BALANCERS:
+            raise InputError(
+                f"balancer={self.balancer!r} is unknown. Expected one of {', '.join(BALANCERS)}. Correct the name."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Tasks that ranks draw during a run, one result block each."""
+
+    deal: Deal
+    """The queues."""
+    block: Ints
+    """Result block of each task; -1 for one with nothing to do."""
+    place: Ints
+    """The rank that holds the counter of each queue."""
+
+    def visits(self, rank: int) -> list[int]:
+        """The queues that a rank draws from, one after the other."""
+        own = int(self.deal.queue[rank])
+        if self.deal.balancer != "stealing":
+            return [own]
+        length = np.diff(self.deal.ptr)
+        others = sorted(set(range(len(length))) - {own}, key=lambda queue: -length[queue])
+        return [own, *others]
+
+    def is_shared(self, queue: int) -> bool:
+        """Whether several ranks draw from a queue."""
+        return self.deal.balancer == "stealing" or int((self.deal.queue == queue).sum()) > 1
+
+    def tasks(self, queue: int) -> Ints:
+        """The tasks of a queue in the order in which they are drawn."""
+        return self.deal.task[self.deal.ptr[queue] : self.deal.ptr[queue + 1]]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How ranks share a step."""
+
+    request: Request
+    """What was asked for."""
+    traffic: Traffic
+    """Who does what, and what crosses."""
+    pool: Pool | None = None
+    """The tasks, if ranks draw them during the run."""
+
+    @property
+    def plan(self) -> Plan:
+        """The step."""
+        return self.traffic.plan
+
+    @property
+    def shares(self) -> Shares:
+        """Who does what."""
+        return self.traffic.shares
+
+    def fits(self, request: Request, owners: Sequence[Ints]) -> bool:
+        """Whether it was made for these ranks, and operands that lie where these do."""
+        same = (request.ranks, request.ranks_per_node) == (self.request.ranks, self.request.ranks_per_node)
+        return same and all(map(np.array_equal, self.traffic.owners, owners))
+
+    def parts(self, rank: int) -> list[Part | None]:
+        """What a rank does, stage by stage."""
+        stages = self.traffic.stages
+        return [part_of_rank(self.plan, self.shares, stages, rank, s) for s in range(self.traffic.stage_count)]
+
+    @cached_property
+    def fetched_bytes(self) -> int:
+        """Most bytes that come to a node in one stage."""
+        nodes = range(self.shares.node(self.shares.ranks - 1) + 1)
+        return max((int(self.traffic.stage_bytes(node).max(initial=0)) for node in nodes), default=0)
+
+    def peak_bytes(self, rank: int, parts: Sequence[Part | None], workers: int) -> int:
+        """Bytes that a rank adds at its peak: its sums, its share of what its node fetches, and buffers."""
+        size = self.plan.result.block_sizes * self.plan.dtype.itemsize
+        sums = sum(int(size[self.shares.wanted(rank, group)].sum()) for group in range(self.shares.groups))
+        packed = max((p.plan.packed_bytes + workers * p.plan.worker_bytes for p in parts if p is not None), default=0)
+        if self.pool is not None:
+            sums += -(-self.plan.result_bytes // self._ranks_beside(rank))
+            packed = self.plan.packed_bytes + workers * self.plan.worker_bytes
+        brought = max((int(size[self.shares.wanted(rank, into)].sum()) for _, into in self.shares.additions), default=0)
+        return sums + max(self.buffer_share(rank) + packed, brought)
+
+    def largest_peak(self, workers: int) -> int:
+        """The largest peak of a rank; of many ranks only the busiest is looked at."""
+        ranks = range(self.shares.ranks)
+        if self.shares.ranks > FEW_RANKS:
+            ranks = range(busiest := int(np.argmax(self.traffic.rank_flops)), busiest + 1)
+        return max(self.peak_bytes(rank, self.parts(rank), workers) for rank in ranks)
+
+    @property
+    def algorithm_text(self) -> str:
+        """The family, and its grid or balancer."""
+        grid = self.shares.grid
+        if grid is None:
+            return f"{self.shares.algorithm}, {self.request.balancer}"
+        nodes = "" if set(grid.inside) == {1} else f", nodes of {shape_text(grid.inside)}"
+        return f"{self.shares.algorithm} on {shape_text(grid.shape)}{nodes}"
+
+    @property
+    def tickets(self) -> int:
+        """Draws that a pool takes; a rank that steals may make more."""
+        return 0 if self.pool is None else self.pool.deal.tickets
+
+    def buffer_share(self, rank: int) -> int:
+        """A rank's share of the memory that its node fetches to."""
+        count = min(self.traffic.stage_count, 2)
+        fetched = sum(self.traffic.largest_stage(number, int(self.shares.node(rank))) for number in (0, 1))
+        return -(-count * fetched // self._ranks_beside(rank))
+
+    def _ranks_beside(self, rank: int) -> int:
+        """Ranks on the node of a rank."""
+        first = int(self.shares.node(rank)) * self.shares.ranks_per_node
+        return min(self.shares.ranks_per_node, self.shares.ranks - first)
+
+
+def plan_sharing(
+    plan: Plan,
+    request: Request,
+    owners: Sequence[Ints],
+    *,
+    rank_of_block: Ints | None = None,
+    machine: Machine | None = None,
+) -> Sharing:
+    """Choose how ranks share a step.
+
+    Parameters
+    ----------
+    plan : Plan
+        The step.
+    request : Request
+        What is asked for.
+    owners : sequence of array of int
+        The owner of each stored block of the operands, see `tilewise.plans.traffic`.
+    rank_of_block : array of int, optional
+        Who is to compute each result block, should that be settled.
+    machine : Machine, optional
+        Whose rates are used to choose; this computer's by default.
+    """
+    rates = make_rates(plan, Machine.measured() if machine is None else machine)
+    if rank_of_block is None and isinstance(plan.work, Sum) and owners[0].min(initial=0) >= 0:
+        # Where the first source of each result block is.
+        rank_of_block = owners[0][plan.operands[0].blocks.source[plan.work.source[plan.work.ptr[:-1]]]]
+    if _is_drawn(plan, request, rank_of_block):
+        return _pooled(plan, request, owners)
+    made = [_sharing(plan, request, shares, owners) for shares in _candidates(plan, request, rates, rank_of_block)]
+    best = made[0] if len(made) == 1 else min(made, key=lambda sharing: project_seconds(sharing, rates))
+    return _overlapped(best)
+
+
+def make_rates(plan: Plan, machine: Machine) -> Rates:
+    """What a rank of the machine does in a second, from the flops and the time of the plan's own cells."""
+    seconds = float(cell_seconds(plan, plan.work, machine).sum()) if isinstance(plan.work, Product) else 0.0
+    flops = plan.flops / seconds if seconds > 0 and plan.flops else 1e9
+    return Rates(flops=flops, between=NETWORK_RATE, inside=machine.copy_rate * 1e9 / machine.cores)
+
+
+def project_seconds(sharing: Sharing, rates: Rates) -> float:
+    """Time of the busiest rank and of what the busiest node gets from others, one after the other."""
+    traffic, node = sharing.traffic, sharing.shares.node(np.arange(sharing.shares.ranks))
+    between = float(total_by(node, traffic.between_bytes, node[-1] + 1).max())
+    inside = float(traffic.inside_bytes.max())
+    return float(traffic.rank_flops.max()) / rates.flops + between / rates.between + inside / rates.inside
+
+
+def _sharing(plan: Plan, request: Request, shares: Shares, owners: Sequence[Ints]) -> Sharing:
+    return Sharing(request, Traffic(plan, shares, tuple(owners), shares.group))
+
+
+def _is_drawn(plan: Plan, request: Request, rank_of_block: Ints | None) -> bool:
+    """Whether ranks draw tasks: not where sums are made in pieces, or it is settled who computes what."""
+    if request.balancer in SETTLED or rank_of_block is not None or not plan.result.nnz_blocks:
+        return False
+    return isinstance(plan.work, Product) and plan.work.choices.pieces == 1 and request.algorithm in ("auto", "owner")
+
+
+def _pooled(plan: Plan, request: Request, owners: Sequence[Ints]) -> Sharing:
+    """Tasks in queues that ranks draw from; until they have, their blocks are taken to be dealt evenly."""
+    null = request.balancer == "counter"
+    tasks = list_tasks(plan, Machine.measured(), null=null)
+    dealt = deal(request.balancer, tasks, request.ranks, request.ranks_per_node)
+    block = np.full(len(tasks.cost), -1, np.int64)
+    block[tasks.nonnull if null else np.arange(plan.result.nnz_blocks)] = np.arange(plan.result.nnz_blocks)
+    queues = len(dealt.ptr) - 1
+    place = np.array([int(np.argmax(dealt.queue == queue)) for queue in range(queues)], np.int64)
+    node = np.full(plan.result.nnz_blocks, EVERYBODY, np.int64)
+    if request.balancer == "buckets":
+        node[block[dealt.task]] = np.repeat(np.arange(queues), np.diff(dealt.ptr))
+    shares = share_by_owner(plan, request.ranks, request.ranks_per_node)
+    traffic = Traffic(plan, shares, tuple(owners), shares.group, node)
+    return Sharing(request, traffic, Pool(dealt, block, place))
+
+
+def _candidates(plan: Plan, request: Request, rates: Rates, rank_of_block: Ints | None) -> Iterator[Shares]:
+    """The shares to choose from."""
+    ranks, per_node = request.ranks, request.ranks_per_node
+    if isinstance(plan.work, Sum) or not plan.result.nnz_blocks or rank_of_block is not None:
+        yield share_by_owner(plan, ranks, per_node, rank_of_block)
+        return
+    if request.algorithm in ("auto", "owner") and plan.work.choices.pieces > 1:
+        yield share_by_pieces(plan, ranks, per_node)
+        return
+    if request.algorithm in ("auto", "owner"):
+        owner = share_by_owner(plan, ranks, per_node, _dealt(plan, request))
+        yield owner
+        loads = total_by(owner.chain[:, 0], block_flops(plan), ranks)
+        if request.algorithm == "owner" or (ranks <= per_node and loads.max() < UNEVEN * loads.mean()):
+            return
+    if request.algorithm in ("auto", "stationary"):
+        held = int(np.argmax([operand.pattern.nnz_elements for operand in plan.operands]))
+        yield from (share_stationary(plan, ranks, per_node, p, held) for p in divisors(ranks))
+    if request.algorithm in ("auto", "summa"):
+        yield from _on_grids(plan, request, rates)
+
+
+def _dealt(plan: Plan, request: Request) -> Ints | None:
+    """Who computes each result block, if a balancer that is not the default deals them."""
+    if request.balancer != "hypergraph":
+        return None
+    tasks = list_tasks(plan, Machine.measured(), null=False)
+    return deal(request.balancer, tasks, request.ranks, request.ranks_per_node).rank_of_task(len(tasks.cost))
+
+
+def _on_grids(plan: Plan, request: Request, rates: Rates) -> Iterator[Shares]:
+    """The best grid of rows, columns and k; of nodes that are not full, ranks count one by one."""
+    ranks, per_node = request.ranks, math.gcd(request.ranks, min(request.ranks_per_node, request.ranks))
+    grids = [
+        Grid(shape, inside)
+        for shape in factorisations(ranks, 3)
+        if shape[2] == 1 or not request.reproducible
+        for inside in node_shapes(shape, per_node)
+    ]
+    best = Crossings(plan).weigh(grids, rates).best
+    yield share_on_grid(plan, best.grid, request.ranks_per_node, best.row_group, best.col_group, best.segment_group)
+
+
+def _overlapped(sharing: Sharing) -> Sharing:
+    """What nodes fetch in several stages along k, if it is much: all but the first hide behind the computation."""
+    if not _may_be_cut(sharing) or sharing.fetched_bytes < OVERLAPPED_BYTES:
+        return sharing
+    return _cut(sharing, sharing.fetched_bytes // STAGES)
+
+
+def _may_be_cut(sharing: Sharing) -> bool:
+    """Whether the sums of a group may be made in stages: not if pieces of them have to start from zero."""
+    work, group = sharing.plan.work, sharing.shares.group
+    if isinstance(work, Sum):
+        return False
+    pieces = piece_of_segment(np.arange(len(group)), len(group), work.choices.pieces)
+    return len(np.unique(group * work.choices.pieces + pieces)) == sharing.shares.groups
+
+
+def _cut(sharing: Sharing, most: int) -> Sharing:
+    """Stages of neighbouring segments of one group in which no node fetches more than some bytes, where that can be."""
+    traffic = sharing.traffic
+    assert isinstance(sharing.plan.work, Product)
+    fine = replace(traffic, stages=np.arange(len(traffic.stages)))
+    nodes = range(sharing.shares.node(sharing.shares.ranks - 1) + 1)
+    size = np.max([fine.stage_bytes(node) for node in nodes], axis=0)
+    stages, group, held, stage = np.zeros(len(size), np.int64), sharing.shares.group, 0, 0
+    for segment in range(len(size)):
+        if segment and (group[segment] != group[segment - 1] or (held and held + size[segment] > most)):
+            stage, held = stage + 1, 0
+        stages[segment] = stage
+        held += int(size[segment])
+    return replace(sharing, traffic=replace(traffic, stages=stages))
+
+
+def fit_budget(sharing: Sharing, budget: int, peak_of: Callable[[Sharing], int]) -> Sharing:
+    """Cut stages until no rank's peak is above a budget.
+
+    Parameters
+    ----------
+    sharing : Sharing
+        How the step is shared.
+    budget : int
+        Bytes that a rank may add.
+    peak_of : callable
+        The largest peak of all ranks.
+    """
+    most, peak = sharing.fetched_bytes, peak_of(sharing)
+    while peak > budget and most > 1 and _may_be_cut(sharing):
+        most //= 2
+        sharing = _cut(sharing, most)
+        peak = peak_of(sharing)
+    if peak > budget:
+        raise MemoryBudgetError(
+            f"{sharing.plan.label} needs at least {peak} bytes on one of {sharing.shares.ranks} ranks. The budget of "
+            f"each is {budget} bytes. Give more with memory=, or use more ranks.",
+            budget,
+            peak,
+        )
+    return sharing
+
+
+def budget_of_rank(memory: int | str | None, owners: Sequence[Ints], request: Request) -> int | None:
+    """What each rank may add: what was asked for, or its share of what is free if blocks are made; else no limit."""
+    if is_asked(memory):
+        return parse_memory(memory)
+    if any(len(owner) and owner[0] == NOBODY for owner in owners):
+        return parse_memory(None) // min(request.ranks, request.ranks_per_node)
+    return None
+
+
+def share_steps(
+    steps: Sequence[Step],
+    owners: Sequence[Ints],
+    request: Request,
+    budget: int | None = None,
+    machine: Machine | None = None,
+) -> tuple[Step, ...]:
+    """Steps with how ranks share each; results stay where they are computed.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        The steps.
+    owners : sequence of array of int
+        Who has each stored block of the operands.
+    request : Request
+        How ranks are asked to share them.
+    budget : int, optional
+        Bytes that a step may add on a rank.
+    machine : Machine, optional
+        Whose rates are used to choose.
+    """
+    where, made = dict(enumerate(owners)), []
+    for step in steps:
+        sharing = plan_sharing(step.plan, request, [where[number] for number in step.inputs], machine=machine)
+        if budget is not None and request.ranks <= FEW_RANKS:
+            sharing = fit_budget(sharing, budget, lambda found: found.largest_peak(found.plan.workers))
+        where[step.result] = sharing.shares.layout().owner
+        made.append(replace(step, plan=replace(step.plan, sharing=sharing, budget=budget)))
+    return tuple(made)
