@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import njit
+from tilewise.plans.compile import compile_loop
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -29,4 +29,4 @@ def _compile(function: Callable[..., Any], **options: Any) -> Any:
     All arrays come from the caller, so reference counts are left out: they are atomic, and threads that share
     arrays would wait for each other at every access.  Divisions by zero do not occur and are not looked for.
     """
-    return njit(nogil=True, cache=True, _nrt=False, error_model="numpy", **options)(function)
+    return compile_loop(function, _nrt=False, **options)

@@ -21,6 +21,10 @@ ATTENTION = 1e-3
 """Seconds between two looks at what other nodes ask of this rank."""
 
 
+MOST_BYTES = 1 << 40
+"""What a node may share where the system does not say how much memory it has; only what is touched is taken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """The ranks of a run and the memory of this rank's node."""
@@ -79,5 +83,5 @@ class Window:
 @lru_cache(maxsize=16)
 def make_node(world: World) -> Node:
     """The shared memory of a rank's node, made once by all ranks together."""
-    heap = Heap(world.neighbours, host_memory(), world.calling)
+    heap = Heap(world.neighbours, host_memory() or MOST_BYTES, world.calling)
     return Node(world, heap, Window(world, heap) if world.nodes > 1 else None)
