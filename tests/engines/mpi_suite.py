@@ -59,7 +59,7 @@ def test_the_bits_are_those_of_one_rank(text: str, spaces: Any, density: float, 
     assert plan.runs[-1].flops == plan.flops
 
 
-def test_blocks_that_are_made_within_a_budget(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_blocks_that_are_made_within_a_budget() -> None:
     space = tw.Space([40] * 8)
     left, right = tw.random((space, space)), tw.random((space, space), seed=1)
     lazy = tw.from_function(right.block, pattern=right.pattern)
