@@ -179,8 +179,9 @@ def plan(
     steps, bound = plan_steps(parsed, patterns, _dtype(operands), tolerance, errors, workers)
     steps = tuple(replace(step, plan=runner.prepare(step.plan)) for step in steps)
     folder = None if scratch is None else parse_scratch(scratch)
-    count, near = (runner.ranks, runner.ranks_per_node) if ranks is None else (ranks, ranks_per_node or 1)
-    request = Request(count, near if ranks_per_node is None else ranks_per_node, algorithm, balancer, reproducible)
+    if ranks_per_node is None:
+        ranks_per_node = runner.ranks_per_node if ranks is None else 1
+    request = Request(runner.ranks if ranks is None else ranks, ranks_per_node, algorithm, balancer, reproducible)
     if request.ranks > 1:
         owners = [_owner(o, request.ranks) for o in operands]
         steps = share_steps(steps, owners, request, budget_of_rank(memory, owners, request), machine)

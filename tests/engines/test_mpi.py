@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,29 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewise as tw
-from engines.processes import source_environment
+from engines.processes import TESTS, ranks, source_environment
 from plans.enumeration import work_of
 from tilewise.engines.mpi import world
 from tilewise.plans.shares import share_by_owner
 
 pytest.importorskip("mpi4py")
-MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 SUITE = Path(__file__).parent / "mpi_suite.py"
 SHARING = Path(__file__).parent / "mpi_sharing_suite.py"
-TESTS = Path(__file__).parents[1]
 OF_TENSORS = ("tensors/test_access.py", "tensors/test_arithmetic.py", "tensors/test_tilings.py", "test_factories.py")
 PER_NODE = "TILEWISE_TEST_RANKS_PER_NODE"
-PATIENCE = 900
-
-
-def ranks(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python with some arguments on so many ranks."""
-    environment = source_environment()
-    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], str(TESTS)])
-    if MPIEXEC is None:
-        pytest.skip("there is no mpiexec")
-    command = [MPIEXEC, "-n", str(count), sys.executable, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def pytest_passes(count: int, *arguments: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engines.test_mpi import ranks
+from engines.processes import ranks
 from tilewise.engines.mpi import segments
 
 BEGIN = """

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.processes import source_environment
-from engines.test_mpi import MPIEXEC
+from engines.processes import MPIEXEC, source_environment
 
 pytestmark = pytest.mark.skipif(
     MPIEXEC is None or not Path("/proc/self/maps").exists(), reason="needs mpiexec, and Linux to see what is left"

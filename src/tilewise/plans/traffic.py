@@ -91,7 +91,7 @@ class Arrivals:
 class Traffic:
     """What a shared step moves.
 
-    Where a pool settles during the run who does what, `nodes_of_block` says on which nodes each result block may be
+    Where a pool settles during the run who does what, `node_of_block` says on which nodes each result block may be
     computed: they all get what that takes.
     """
 

@@ -179,6 +179,10 @@ def permuted(tensor: BlockTensor, axes: Sequence[Any]) -> BlockTensor:
     pattern = transposed(tensor.pattern, order)
     arena = tensor.engine.allocate(pattern, tensor.dtype, zero=False)
     back = [order.index(d) for d in range(tensor.ndim)]
-    for row, part in arena.parts(pattern):
-        part[...] = np.transpose(tensor.block(pattern.index[row][back].tolist()), order)
+
+    def fill() -> None:
+        for row, part in arena.parts(pattern):
+            part[...] = np.transpose(tensor.block(pattern.index[row][back].tolist()), order)
+
+    arena.agree(fill)  # others may read it afterwards
     return BlockTensor(pattern, arena, tensor.engine, tensor.error_bound)

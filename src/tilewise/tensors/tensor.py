@@ -243,11 +243,8 @@ class BlockTensor:
 
     def conj(self) -> BlockTensor:
         """The complex conjugate (a copy if real)."""
-        if self.dtype.kind != "c" or not self.in_memory:
-            copied = self.copy()
-            np.conj(copied.arena.own, out=copied.arena.own)
-            return copied
-        return self._like(np.conj(self.arena.own))
+        held = self.loaded()
+        return held._like(np.conj(held.arena.own))
 
     def astype(self, dtype: npt.DTypeLike) -> BlockTensor:
         """The tensor with another element type.

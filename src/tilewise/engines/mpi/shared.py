@@ -60,7 +60,7 @@ class Counts:
         return self.read_bytes - self.brought_bytes + self.moved.inside_bytes
 
 
-class Fetcher:
+class NodeFetcher:
     """Brings what a node lacks of the operands to memory that its ranks share: a stage ahead of the computation."""
 
     def __init__(self, node: Node, traffic: Traffic, operands: Sequence[BlockTensor], counts: Counts) -> None:
@@ -187,7 +187,7 @@ class SharedRun:
         """The result as a new tensor, its tasks drawn during the run: who computed a block owns it."""
         world, node_of = self.node.world, self.traffic.node_of_block
         assert node_of is not None
-        part_plan = by_block(self.plan, (node_of == EVERYBODY) | (node_of == world.node))
+        part, first_task = by_block(self.plan, (node_of == EVERYBODY) | (node_of == world.node))
         sizes = self.plan.result.block_sizes
         room = self.node.heap.take(self.plan.result_bytes).view(self.plan.dtype)
         place = self.node.heap.place(room.view(np.uint8)) // self.plan.dtype.itemsize
@@ -195,7 +195,7 @@ class SharedRun:
         if self.plan.kernel == "loops" and world.neighbours.rank == 0:
             room[...] = 0
         counter.reset()
-        drawing = Drawing(pool, counter, world, self.host.workers, part_plan[1])
+        drawing = Drawing(pool, counter, world, self.host.workers, first_task)
         every = np.arange(len(sizes))
         tensor = BlockTensor(self.plan.result, drawn, self.host)
         target = Target(tensor, every, self.plan.kernel != "loops", self.plan.result.norms)
@@ -205,7 +205,7 @@ class SharedRun:
             squares, self.counts.work = self._timed(
                 "compute",
                 lambda: self.host.add(
-                    part_plan[0], operands, target, self.call.alpha, self.call.account, self.follow, drawing.run
+                    part, operands, target, self.call.alpha, self.call.account, self.follow, drawing.run
                 ),
             )
             self._timed("wait", world.meet)
@@ -279,12 +279,12 @@ class SharedRun:
         return squares
 
     @contextmanager
-    def _fetching(self) -> Iterator[Fetcher]:
+    def _fetching(self) -> Iterator[NodeFetcher]:
         """Somebody who fetches, with the memory for it counted."""
         account = self.call.account
         with (
             nullcontext() if account is None else account.holding(self.fetched_bytes, "What a node fetches"),
-            closing(Fetcher(self.node, self.traffic, self.call.operands, self.counts)) as fetcher,
+            closing(NodeFetcher(self.node, self.traffic, self.call.operands, self.counts)) as fetcher,
         ):
             yield fetcher
 
@@ -316,6 +316,7 @@ class SharedRun:
         sizes = total.sizes * total.dtype.itemsize
         self._carry(total.layout, brought.layout, Places.of(total), Places.of(brought), sizes)
         other.own[...] += brought.own
+        self.node.world.meet()  # the next addition may read what this one wrote
         if self.call.account is not None:
             self.call.account.give(brought.own.nbytes)
 
