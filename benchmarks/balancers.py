@@ -1,10 +1,10 @@
 """Six balancers on a task list like that of generated coupled-cluster code, on the clock of a model.
 
-    python benchmarks/balancers.py [--tasks 60000] [--noise 0.5] [--latency 2e-6] [--service 1e-6]
+    python benchmarks/balancers.py [--tasks 60000] [--noise 0.5] [--latency 2e-6] [--service 4e-7]
 
 Task times spread over two decades and three quarters of the tasks are null, as Ozog et al. (2013) found for triples.
-Tickets come from a counter that serves one caller after the other; what tasks really take scatters around what the
-balancers expect. Nothing is run: the table says how a balancer would fare, and why.
+Tickets come from a counter that serves one caller after the other (`flood.py` measures what that costs); what tasks
+really take scatters around what the balancers expect. Nothing is run: the table says how a balancer would fare.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--tasks", type=int, default=60_000, help="tuples of result tiles")
     parser.add_argument("--noise", type=float, default=0.5, help="scatter of the logarithm of task times")
-    parser.add_argument("--latency", type=float, default=2e-6, help="seconds for a ticket to come and go")
-    parser.add_argument("--service", type=float, default=1e-6, help="seconds in which the counter serves nobody else")
+    default = TicketCost()
+    parser.add_argument("--latency", type=float, default=default.latency, help="seconds for a ticket to come and go")
+    parser.add_argument("--service", type=float, default=default.service, help="seconds in which nobody else is served")
     args = parser.parse_args()
     tasks, cost = task_list(args.tasks), TicketCost(args.latency, args.service)
     found = [

@@ -1,6 +1,6 @@
 """Flood test of the counter that ranks draw tickets from, and what its cost means for a large computer.
 
-    mpiexec -n 4 python benchmarks/flood.py [--draws 2000] [--repeats 5] [--tasks 60000]
+    mpiexec -n 4 python benchmarks/flood.py [--draws 2000] [--repeats 5] [--tasks 60000] [--plots FOLDER]
 
 First one rank, then two, up to all of them do nothing but draw, while the others sleep (Ozog et al. 2013, Fig. 2). A
 latency and a service time are fitted to the seconds for each draw. The model of `balancers.py` then says which share of
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from tilewise.engines.mpi.counter import Counter
 from tilewise.engines.mpi.world import load_mpi
 from tilewise.engines.workers import available_cores
 from tilewise.plans.balance import Tasks, deal
-from tilewise.plans.pools import TicketCost, replay
+from tilewise.plans.pools import Outcome, TicketCost, replay
+from tilewise.reports.plots import plot_series, save_plot
 from timing import Spread, spread
 
 MODELLED = (1, 4, 16, 64, 256, 1024)
@@ -128,20 +130,43 @@ def flood_rows(floods: Sequence[Flood], cost: TicketCost) -> Iterator[tuple[str,
         )
 
 
-def model_rows(tasks: Tasks, costs: Sequence[TicketCost]) -> Iterator[tuple[str, ...]]:
+def modelled(tasks: Tasks, costs: Sequence[TicketCost]) -> dict[tuple[int, str], list[Outcome]]:
+    """For each number of ranks and way to draw, what the tasks come to at each cost of a ticket."""
+    return {
+        (ranks, balancer): [replay(deal(balancer, tasks, ranks, RANKS_PER_NODE), tasks.cost, cost) for cost in costs]
+        for ranks in MODELLED
+        for balancer in DRAWING
+    }
+
+
+def model_rows(done: Mapping[tuple[int, str], Sequence[Outcome]]) -> Iterator[tuple[str, ...]]:
     """One line for each number of ranks and way to draw, with the share of time for tickets at each cost."""
-    for ranks in MODELLED:
-        for balancer in DRAWING:
-            dealt = deal(balancer, tasks, ranks, RANKS_PER_NODE)
-            done = [replay(dealt, tasks.cost, cost) for cost in costs]
-            shares = [f"{100 * each.ticket_share:.2f} %" for each in done]
-            yield (str(ranks), balancer, *shares, f"{done[-1].seconds / done[0].seconds:.3f}")
+    for (ranks, balancer), outcomes in done.items():
+        shares = [f"{100 * each.ticket_share:.2f} %" for each in outcomes]
+        yield (str(ranks), balancer, *shares, f"{outcomes[-1].seconds / outcomes[0].seconds:.3f}")
 
 
-def report(floods: Sequence[Flood], tasks: Tasks) -> str:
+def draw_plots(floods: Sequence[Flood], done: Mapping[tuple[int, str], Sequence[Outcome]], folder: Path) -> None:
+    """The flood (Ozog et al. 2013, Fig. 2), and the share of time for tickets against ranks (Fig. 5)."""
+    medians = [(float(each.callers), 1e6 * each.seconds.median) for each in floods]
+    axes = plot_series({"one counter": medians}, xlabel="ranks that draw", ylabel="microseconds for each draw")
+    save_plot(axes, folder / "flood")
+    shares = {
+        f"{balancer}, {cost} cost": [
+            (float(ranks), 100 * outcomes[number].ticket_share)
+            for (ranks, name), outcomes in done.items()
+            if name == balancer
+        ]
+        for balancer in DRAWING
+        for number, cost in enumerate(("default", "measured"))
+    }
+    axes = plot_series(shares, xlabel="ranks", ylabel="% of all ranks' time for tickets", log="x")
+    save_plot(axes, folder / "tickets")
+
+
+def report(floods: Sequence[Flood], found: Fit, tasks: Tasks, done: Mapping[tuple[int, str], Sequence[Outcome]]) -> str:
     """Both tables and the two numbers between them."""
-    found, default = fit(floods), TicketCost()
-    cost = found.cost
+    cost, default = found.cost, TicketCost()
     service = f"{1e6 * cost.service:.2f} us" + ("" if found.flooded else " at most, as the counter was not flooded")
     measured = "measured cost" if found.flooded else "measured cost, at most"
     return "\n".join(
@@ -153,7 +178,7 @@ def report(floods: Sequence[Flood], tasks: Tasks) -> str:
             f"{len(tasks.cost)} tasks, {len(tasks.nonnull)} of them not null; share of all ranks' time for tickets:\n",
             markdown(
                 ("ranks", "balancer", "default cost", measured, "time measured / default"),
-                list(model_rows(tasks, (default, cost))),
+                list(model_rows(done)),
             ),
         ]
     )
@@ -165,11 +190,16 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=2000, help="tickets for each caller in each repeat")
     parser.add_argument("--repeats", type=int, default=5, help="how often each flood is measured")
     parser.add_argument("--tasks", type=int, default=60_000, help="tuples of result tiles in the model")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw both tables as well")
     args = parser.parse_args()
     ranks = load_mpi().COMM_WORLD
     floods = list(measure(ranks, args.draws, args.repeats))
     if ranks.rank == 0:
-        print(report(floods, task_list(args.tasks)))
+        found, tasks = fit(floods), task_list(args.tasks)
+        done = modelled(tasks, (TicketCost(), found.cost))
+        print(report(floods, found, tasks, done))
+        if args.plots is not None:
+            draw_plots(floods, done, args.plots)
     meet(ranks)
 
 

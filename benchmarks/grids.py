@@ -21,17 +21,17 @@ from typing import TypeVar
 import numpy as np
 
 import tilewise as tw
-from alkane import ladder
+from alkane import Ladder, ladder
 from tables import markdown
 from tilewise.plans import Plan
-from tilewise.plans.crossings import Choice, Crossings, Loads, Search
+from tilewise.plans.balance import over_mean
+from tilewise.plans.crossings import Choice, Crossings, Search
 from tilewise.plans.grids import (
     Grid,
-    Rates,
+    RankRates,
     choose_grid,
     factorisations,
     map_nodes,
-    over_mean,
     row_major_volume,
     shape_text,
 )
@@ -41,10 +41,10 @@ Result = TypeVar("Result")
 SHAPES = {"square": (1, 1, 1), "large K": (1, 1, 10), "large M": (10, 1, 1), "small K": (10, 10, 1)}
 """Rows, columns and k of each product, in short edges."""
 
-RATES = Rates(flops=5.53e12 / 72, between=12.5e9, inside=320e9 / 72)
+RATES = RankRates(flops=5.53e12 / 72, between=12.5e9, inside=320e9 / 72)
 """Irmler et al. (2023, 3.1): peak and memory bandwidth of a node shared by 72 ranks, 100 Gbit/s between nodes."""
 
-SEARCH_LIMIT_SECONDS, DEAL_LIMIT_SECONDS = 2.0, 60.0
+SEARCH_LIMIT_SECONDS, DEAL_LIMIT_SECONDS, PART_LIMIT_SECONDS = 2.0, 60.0, 5.0
 DEAL_RANKS_PER_NODE = 16
 SHOWN = 5
 DENSE_HEADER = (
@@ -109,25 +109,15 @@ def grid_cells(grid: Grid | None, words: tuple[float, ...], default: float) -> t
 
 def choice_row(choice: Choice) -> tuple[str, ...]:
     """One grid for the alkane."""
-    rows, columns = ("neighbours" if way else "by weight" for way in choice.contiguous)
     return (
         shape_text(choice.grid.shape),
         shape_text(choice.grid.inside),
-        rows,
-        columns,
+        *choice.ways,
         f"{choice.node_bytes * 1e-9:.1f}",
         f"{choice.rank_bytes * 1e-9:.1f}",
         f"{choice.imbalance:.3f}",
         f"{choice.seconds:.3f}",
     )
-
-
-def alkane_plan() -> Plan:
-    """The ladder term."""
-    problem = ladder()
-    plan = tw.plan("ijcd,cdab->ijab", problem.t, problem.v)
-    assert isinstance(plan, Plan)
-    return plan
 
 
 def by_formula(plan: Plan, crossings: Crossings, ranks: int, ranks_per_node: int) -> Choice:
@@ -139,8 +129,9 @@ def by_formula(plan: Plan, crossings: Crossings, ranks: int, ranks_per_node: int
     return crossings.weigh([min(grids, key=lambda grid: (grid.volume(words), grid.rank_volume(words)))], RATES).best
 
 
-def print_search(plan: Plan, ranks: int, ranks_per_node: int) -> None:
+def print_search(problem: Ladder, ranks: int, ranks_per_node: int) -> None:
     """The joint search, and what it is better than."""
+    plan = shared_plan(problem, 1, 1)
     crossings = Crossings(plan)
     found, duration = timed(lambda: crossings.search(ranks, ranks_per_node, RATES))
     formula = by_formula(plan, crossings, ranks, ranks_per_node)
@@ -165,31 +156,34 @@ def dense_text(choice: Choice) -> str:
     return f"the dense formula's {shape_text(choice.grid.shape)} with nodes of {shape_text(choice.grid.inside)}"
 
 
-def deal(plan: Plan, ranks: int) -> tuple[Choice, Loads]:
-    """From the plan to what each rank does, nothing known before."""
-    crossings = Crossings(plan)
-    best = crossings.search(ranks, DEAL_RANKS_PER_NODE, RATES).best
-    return best, crossings.loads(best)
+def shared_plan(problem: Ladder, ranks: int, ranks_per_node: int) -> Plan:
+    """The ladder term as a user plans it for many ranks: all families of algorithms, nothing known before."""
+    plan = tw.plan("ijcd,cdab->ijab", problem.t, problem.v, ranks=ranks, ranks_per_node=ranks_per_node)
+    assert isinstance(plan, Plan)
+    return plan
 
 
-def print_deal(plan: Plan, ranks: int) -> None:
-    """The whole product dealt to many ranks."""
-    (best, loads), duration = timed(lambda: deal(plan, ranks))
-    received = loads.received_bytes
-    print(f"The same dealt to {ranks} ranks, {DEAL_RANKS_PER_NODE} on a node.\n")
-    print(markdown(CHOICE_HEADER, [choice_row(best)]))
-    print(f"\n- groups of all panels, flops and bytes of every rank: {duration.text(DEAL_LIMIT_SECONDS)}")
-    print(f"- idle ranks: {np.count_nonzero(loads.flops == 0)}; most flops / mean: {loads.imbalance:.2f}")
-    most = over_mean(received.astype(np.float64))
-    print(f"- received by the mean rank: {received.mean() * 1e-6:.0f} MB; most / mean: {most:.2f}")
+def print_deal(problem: Ladder, ranks: int) -> None:
+    """The whole product planned for many ranks, and what one of them is to do."""
+    plan, duration = timed(lambda: shared_plan(problem, ranks, DEAL_RANKS_PER_NODE))
+    sharing = plan.sharing
+    assert sharing is not None
+    traffic, flops = sharing.traffic, sharing.traffic.rank_flops
+    received = (traffic.inside_bytes + traffic.between_bytes).astype(np.float64)
+    print(f"The same planned for {ranks} ranks, {DEAL_RANKS_PER_NODE} on a node: {sharing.algorithm_text}.\n")
+    print(f"- the whole plan, with what crosses: {duration.text(DEAL_LIMIT_SECONDS)}")
+    print(f"- idle ranks: {np.count_nonzero(flops == 0)}; most flops / mean: {over_mean(flops):.2f}")
+    print(f"- received by the mean rank: {received.mean() * 1e-6:.0f} MB; most / mean: {over_mean(received):.2f}")
+    busiest = int(np.argmax(flops))
+    parts, duration = timed(lambda: sharing.parts(busiest))
+    done = sum(part.plan.flops for part in parts if part is not None)
+    print(f"- the part of rank {busiest}, {done:.3g} flops: {duration.text(PART_LIMIT_SECONDS)}")
 
 
 def warm_up() -> None:
     """Compile, or load what was compiled before."""
-    space = tw.Space([4, 4])
-    plan = tw.plan("ik,kj->ij", tw.Pattern.dense((space, space)), tw.Pattern.dense((space, space)))
-    assert isinstance(plan, Plan)
-    deal(plan, DEAL_RANKS_PER_NODE)
+    dense = tw.Pattern.dense((tw.Space([4, 4]),) * 4)
+    shared_plan(Ladder(dense, dense, 64), DEAL_RANKS_PER_NODE, 4)
 
 
 def main() -> None:
@@ -205,10 +199,10 @@ def main() -> None:
     print(markdown(DENSE_HEADER, list(dense_rows(ranks, args.ranks_per_node))))
     if not args.skip_alkane:
         warm_up()
-        plan = alkane_plan()
+        problem = ladder()
         print()
-        print_search(plan, ranks, args.ranks_per_node)
-        print_deal(plan, args.deal)
+        print_search(problem, ranks, args.ranks_per_node)
+        print_deal(problem, args.deal)
 
 
 if __name__ == "__main__":

@@ -217,4 +217,4 @@ def test_only_the_engine_and_functions_at_work_are_context_variables() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and called_name(node) == "ContextVar"
     ]
-    assert sorted(made) == ["engines/base.py", "tensors/generated.py"]
+    assert sorted(made) == ["engines/current.py", "tensors/generated.py"]

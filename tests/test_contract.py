@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 import tilewise as tw
 from references import assert_close, assert_sound, dense, stored_bytes, tile_mask, true_norm
 from strategies import DTYPES, EinsumCase, einsum_cases, matrix_cases
+from tilewise.machine import Machine
 from tilewise.plans import Plan
 from tilewise.tensors.protocol import Scalar
-from tilewise.tensors.storage import Arena
+from tilewise.tensors.storage import Arena, Result
 
 COMPLEX = ("complex64", "complex128")
 
@@ -461,7 +462,15 @@ class Forbidden:
 
     name = "forbidden"
     workers = 3
+    rank = 0
+    machine = Machine.measured()
     ranks = ranks_per_node = 1
+
+    def agree(self, work: Callable[[], Result], *, once: bool = False) -> Result | None:
+        raise AssertionError
+
+    def abandon(self, error: BaseException) -> None:
+        raise AssertionError
 
     def prepare(self, plan: Plan) -> Plan:
         return plan

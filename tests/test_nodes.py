@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,16 @@ def test_the_interface_carries_what_was_planned_and_a_node_aware_grid_no_more() 
     assert done.stdout.endswith(": met\n")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A background job is started with Ctrl-C ignored, and so is what it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(shutil.which("ip") is None, reason="there is no `ip`")
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_of_a_run_that_is_ended(how: signal.Signals) -> None:
     script = subprocess.Popen(

@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tilewise as tw
 from tilewise.errors import InputError, TilewiseError
 from tilewise.machine import Machine
 from tilewise.reports.host import describe_host, host_report, version_of
 from tilewise.reports.tables import print_report, show
+
+if TYPE_CHECKING:
+    from tilewise.chemistry.energy import EnergyResult
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -69,6 +73,7 @@ def _add_energy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--charge", type=int, default=0, help="total charge (default: 0)")
     parser.add_argument("--spin", type=int, default=0, help="unpaired electrons (default: 0)")
     parser.add_argument("--workers", type=int, metavar="N", help="threads (default: all cores)")
+    parser.add_argument("--engine", choices=("threads", "mpi"), default="threads", help="mpi: under mpiexec")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to a file as well")
     parser.add_argument("--explain", action="store_true", help="print the plan of the transformation as well")
     parser.set_defaults(run=_energy)
@@ -81,16 +86,27 @@ def _energy(args: argparse.Namespace) -> int:
         raise InputError(
             f"{args.json.parent} is no folder. A file in a folder that exists is expected. Correct --json."
         )
-    with nullcontext() if args.workers is None else tw.engine("threads", workers=args.workers):
-        result = run(
-            args.molecule,
-            basis=args.basis,
-            method=args.method,
-            frozen=args.frozen,
-            charge=args.charge,
-            spin=args.spin,
-            progress=_say,
-        )
+    options = {} if args.workers is None else {"workers": args.workers}
+    with tw.engine(args.engine, **options) as engine:
+        try:
+            result = run(
+                args.molecule,
+                basis=args.basis,
+                method=args.method,
+                frozen=args.frozen,
+                charge=args.charge,
+                spin=args.spin,
+                progress=_say if engine.rank == 0 else _say_nothing,
+            )
+        except BaseException as error:
+            engine.abandon(error)
+            raise
+    if engine.rank == 0:
+        _print_energy(args, result)
+    return 0
+
+
+def _print_energy(args: argparse.Namespace, result: EnergyResult) -> None:
     name = result.method.upper()
     if args.explain:
         print(f"{result.explanation}\n")
@@ -101,7 +117,6 @@ def _energy(args: argparse.Namespace) -> int:
     print(f"\n{result.seconds:.1f} s")
     if args.json is not None:
         _write_json(args.json, {"molecule": str(args.molecule), "frozen": args.frozen, **asdict(result)})
-    return 0
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:
@@ -111,6 +126,10 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
         raise InputError(
             f"{path} cannot be written ({error.strerror}). A file in a folder that exists is expected. Correct --json."
         ) from error
+
+
+def _say_nothing(line: str) -> None:
+    """One rank tells for all."""
 
 
 def _say(line: str) -> None:

@@ -20,7 +20,7 @@ from tilewise.expressions import check_spaces, check_text, parse_expression
 from tilewise.machine import Machine, check_machine
 from tilewise.patterns import Pattern, equal_structure
 from tilewise.plans import Plan, Program, Step, plan_steps
-from tilewise.plans.comparison import Comparison, compare_deals, list_tasks
+from tilewise.plans.comparison import Comparison, Measured, compare_deals, list_tasks
 from tilewise.plans.fitting import within_budget
 from tilewise.plans.layout import EVERYBODY, make_layout
 from tilewise.plans.phases import Source
@@ -153,7 +153,9 @@ def plan(
         to be reproducible, k on a grid that is laid over nodes so that little crosses between them.  ``"auto"``: what
         should be fastest.
     balancer : str
-        Who gives result blocks to ranks where these own them: one of `tilewise.plans.balance.BALANCERS`.
+        Who gives result blocks to ranks where these own them: one of `tilewise.plans.balance.BALANCERS`, or
+        ``"measured"``: as ``"static"``, and from the second run of the plan on by the times of the run before.  Any but
+        ``"static"`` means ``algorithm="owner"``.
     reproducible : bool
         Whether the bits of the result must not depend on the ranks.
     machine : Machine, optional
@@ -184,7 +186,8 @@ def plan(
     request = Request(runner.ranks if ranks is None else ranks, ranks_per_node, algorithm, balancer, reproducible)
     if request.ranks > 1:
         owners = [_owner(o, request.ranks) for o in operands]
-        steps = share_steps(steps, owners, request, budget_of_rank(memory, owners, request), machine)
+        budget = budget_of_rank(memory, owners, request)
+        steps = share_steps(steps, owners, request, budget, runner.machine if machine is None else machine)
     elif memory is not None or all(isinstance(o, BlockTensor) for o in operands):
         steps = within_budget(steps, _sources(operands, _dtype(operands)), memory, folder)
     made: Plan | Program
@@ -198,8 +201,9 @@ def plan(
 def compare_balancers(
     expression: str,
     *operands: Operand,
-    ranks: int,
+    ranks: int | None = None,
     ranks_per_node: int | None = None,
+    run: bool = False,
     tickets: TicketCost | None = None,
     noise: float = 0.0,
     seed: int = 0,
@@ -213,10 +217,13 @@ def compare_balancers(
         An einsum string of two operands.
     *operands : BlockTensor or Pattern
         Only patterns are looked at.
-    ranks : int
-        How many ranks there would be.
+    ranks : int, optional
+        How many ranks there would be; those of the engine in use by default.
     ranks_per_node : int, optional
-        How many of them share a node; as many as the machine has cores by default.
+        How many of them share a node; those of the engine, or as many as the machine has cores, by default.
+    run : bool
+        Whether the product is also run with each balancer, on the ranks of the engine in use; then the operands are
+        tensors, and the table has what was measured as well.
     tickets : TicketCost, optional
         What drawing a task from a shared counter costs.
     noise : float
@@ -241,10 +248,38 @@ def compare_balancers(
             f"{expression!r} has {len(made.steps)} steps. Expected one product of two operands. Compare the steps one "
             "by one: tw.plan(...).steps lists them."
         )
-    where = Machine.measured() if machine is None else machine
+    if machine is not None:
+        check_machine(machine)
+    runner = current_engine()
+    where = runner.machine if machine is None else machine
+    if ranks is None or run:
+        ranks, ranks_per_node = runner.ranks, runner.ranks_per_node
     node = where.cores if ranks_per_node is None else ranks_per_node
     tasks = list_tasks(made, where)
-    return compare_deals(made.label, tasks, ranks=ranks, ranks_per_node=node, tickets=tickets, noise=noise, seed=seed)
+    found = compare_deals(made.label, tasks, ranks=ranks, ranks_per_node=node, tickets=tickets, noise=noise, seed=seed)
+    return _run_each(expression, operands, found) if run else found
+
+
+def _run_each(expression: str, operands: Sequence[Operand], found: Comparison) -> Comparison:
+    """A comparison with what each balancer comes to in a run."""
+    _check_tensors(operands, repr(expression))
+    if found.ranks == 1:
+        raise InputError(
+            "run=True measures balancers on several ranks, and there is one. Expected a job under mpiexec and the mpi "
+            "engine. Leave run= away to see what a model says."
+        )
+    rows = []
+    for row in found.rows:
+        made = plan(expression, *operands, algorithm="owner", balancer=row.outcome.balancer)
+        execute(made, *(o for o in operands if isinstance(o, BlockTensor)))
+        assert isinstance(made, Plan)
+        if not made.runs[-1].ranks:
+            raise InputError(
+                f"{expression!r} is so little work that every rank does it for itself. Expected a product that ranks "
+                "share. Compare balancers on a larger one."
+            )
+        rows.append(replace(row, measured=Measured.of(made.runs[-1])))
+    return replace(found, rows=tuple(rows))
 
 
 def execute(
@@ -279,7 +314,7 @@ def execute(
     _check_match(patterns, operands, plan.tolerance if len(patterns) > 1 else None)
     dtype = _dtype(operands)
     if dtype != plan.dtype or (out is not None and steps[-1].plan.spills):
-        steps = _refitted(steps, operands, dtype, out is not None)
+        steps = _refitted(steps, operands, dtype, out is not None, runner)
     promised = _promised_error(plan.tolerance, steps, patterns, operands)
     alpha = parse_factor("alpha", alpha, dtype)
     beta = parse_factor("beta", beta, dtype)
@@ -379,14 +414,18 @@ def _sources(operands: Sequence[Operand], dtype: np.dtype[np.generic]) -> list[S
 
 
 def _refitted(
-    steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: np.dtype[np.generic], into_out: bool
+    steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: np.dtype[np.generic], into_out: bool, runner: Engine
 ) -> tuple[Step, ...]:
-    """Steps for another element type, or for a result that goes to a tensor, within the budget they had together."""
+    """Steps for another element type, or for a result that goes to a tensor, shared and within budget as they were."""
     made = tuple(replace(step, plan=replace(_in_type(step.plan, dtype), budget=None, phases=None)) for step in steps)
+    first = steps[0].plan
+    if first.sharing is not None:
+        owners = [_owner(operand, first.sharing.request.ranks) for operand in operands]
+        return share_steps(made, owners, first.sharing.request, first.budget, first.machine or runner.machine)
     if all(step.plan.budget is None for step in steps):
         return made
     # Nothing is held beside the first step; without a budget of its own, none was asked for.
-    return within_budget(made, _sources(operands, dtype), steps[0].plan.budget, steps[0].plan.scratch, into_out)
+    return within_budget(made, _sources(operands, dtype), first.budget, first.scratch, into_out)
 
 
 def _in_type(plan: Plan, dtype: np.dtype[np.generic]) -> Plan:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
 
 MEMORY = "memory of this computer"
 """The level that is filled from files and by generators."""
@@ -100,6 +103,8 @@ class Trace:
     """Phases that the run was cut into."""
     ranks: tuple[RankTrace, ...] = ()
     """What each rank did; empty if one did it all."""
+    block_seconds: npt.NDArray[np.float64] | None = field(default=None, compare=False)
+    """What each result block took, for ``balancer="measured"``; else None."""
     levels: tuple[Level, ...] = ()
     """What crossed into each memory that was filled for the run; empty if everything was there."""
 

@@ -7,7 +7,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tilewise.engines import base
+from tilewise.engines.current import using
 from tilewise.engines.mpi import MpiEngine
 from tilewise.engines.mpi import engine as module
 
@@ -30,4 +30,4 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("ranks")
     per_node = os.environ.get(PER_NODE)
     module.LEAST_BYTES = module.LEAST_FLOPS = 0
-    base._current.set(MpiEngine(workers=1, ranks_per_node=None if per_node is None else int(per_node)))
+    using(MpiEngine(workers=1, ranks_per_node=None if per_node is None else int(per_node))).__enter__()

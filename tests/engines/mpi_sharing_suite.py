@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,16 @@ from tilewise.engines.mpi import MpiEngine
 from tilewise.engines.mpi import engine as module
 from tilewise.plans.balance import BALANCERS
 from tilewise.plans.layout import LAYOUTS
+from tilewise.plans.sharing import refined
 
 pytestmark = pytest.mark.usefixtures("share_everything")
 
-NODES = [pytest.param(None, id="one-node"), pytest.param(1, id="nodes-of-1"), pytest.param(2, id="nodes-of-2")]
+WORKERS = int(os.environ.get("TILEWISE_TEST_WORKERS", "1"))
+PROBLEMS = WORK[::2] if os.environ.get("TILEWISE_TEST_QUICK") else WORK
+NODES = [
+    pytest.param(None if size == "all" else int(size), id=f"nodes-of-{size}")
+    for size in os.environ.get("TILEWISE_TEST_NODES", "all 1 2").split()
+]
 
 
 @pytest.fixture(autouse=True)
@@ -31,13 +39,13 @@ def share_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("reproducible", [True, False])
 @pytest.mark.parametrize("near", NODES)
 @pytest.mark.parametrize("algorithm", ["owner", "stationary", "summa", "auto"])
-@pytest.mark.parametrize(("text", "spaces", "density", "kernel"), WORK)
+@pytest.mark.parametrize(("text", "spaces", "density", "kernel"), PROBLEMS)
 def test_every_algorithm_gives_the_product_and_moves_what_was_planned(
     text: str, spaces: Any, density: float, kernel: str, algorithm: str, near: int | None, reproducible: bool
 ) -> None:
     alone = [tw.random(own, density, seed) for seed, own in enumerate(spaces)]
     expected = tw.einsum(text, *alone)
-    with tw.engine("mpi", workers=1, ranks_per_node=near) as engine:
+    with tw.engine("mpi", workers=WORKERS, ranks_per_node=near) as engine:
         assert isinstance(engine, MpiEngine)
         shared = [tw.random(own, density, seed) for seed, own in enumerate(spaces)]
         plan = tw.plan(text, *shared, algorithm=algorithm, reproducible=reproducible)
@@ -46,14 +54,41 @@ def test_every_algorithm_gives_the_product_and_moves_what_was_planned(
         if reproducible:
             assert stored_bytes(result) == stored_bytes(expected)
         assert isinstance(plan, tw.Plan)
-        if engine.world.size == 1:
-            return
-        assert plan.sharing is not None
-        traffic, trace = plan.sharing.traffic, plan.runs[-1]
-        assert [rank.flops for rank in trace.ranks] == traffic.rank_flops.tolist()
-        assert [rank.between_bytes for rank in trace.ranks] == traffic.between_bytes.tolist()
-        assert [rank.inside_bytes for rank in trace.ranks] == traffic.inside_bytes.tolist()
-        assert [rank.messages for rank in trace.ranks] == traffic.messages.tolist()
+        if engine.ranks > 1:
+            check_counts(plan)
+
+
+@pytest.mark.parametrize("near", NODES)
+@pytest.mark.parametrize("number", range(20))
+def test_twenty_problems_move_what_was_planned(number: int, near: int | None) -> None:
+    rng = np.random.default_rng(number)
+    text = ("ij,jk->ik", "ijc,cka->kija", "ijcd,cdab->ijab", "bij,bjk->bik", "ij,kj->ki")[number % 5]
+    space = {name: tw.Space(rng.integers(1, 12, rng.integers(2, 5))) for name in "abcdijk"}
+    spaces = [tuple(space[name] for name in names) for names in text.split("->")[0].split(",")]
+    dtype = ("float64", "complex128", "float32")[number % 3]
+    density = float(rng.uniform(0.2, 1.0))
+    algorithm = ("auto", "stationary", "summa", "owner")[number % 4]
+    with tw.engine("threads", workers=1):
+        expected = tw.einsum(text, *(tw.random(own, density, seed, dtype) for seed, own in enumerate(spaces)))
+    with tw.engine("mpi", workers=WORKERS, ranks_per_node=near, layout=("cyclic", "weight")[number % 2]) as engine:
+        shared = [tw.random(own, density, seed, dtype) for seed, own in enumerate(spaces)]
+        plan = tw.plan(text, *shared, algorithm=algorithm)
+        result = tw.execute(plan, *shared)
+        tolerance = 1e-4 if dtype == "float32" else 1e-10
+        assert np.allclose(result.to_dense(), expected.to_dense(), rtol=tolerance, atol=tolerance)
+        assert isinstance(plan, tw.Plan)
+        if engine.ranks > 1:
+            check_counts(plan)
+
+
+def check_counts(plan: tw.Plan) -> None:
+    """A run did and moved what was planned, rank by rank."""
+    assert plan.sharing is not None
+    traffic, ranks = plan.sharing.traffic, plan.runs[-1].ranks
+    assert [rank.flops for rank in ranks] == traffic.rank_flops.tolist()
+    assert [rank.between_bytes for rank in ranks] == traffic.between_bytes.tolist()
+    assert [rank.inside_bytes for rank in ranks] == traffic.inside_bytes.tolist()
+    assert [rank.messages for rank in ranks] == traffic.messages.tolist()
 
 
 @pytest.mark.parametrize("near", NODES)
@@ -61,7 +96,7 @@ def test_every_algorithm_gives_the_product_and_moves_what_was_planned(
 def test_every_layout(layout: str, near: int | None) -> None:
     space = tw.Space([3, 9, 5, 7] * 2)
     alone = tw.random((space, space), 0.5, 3, "complex128")
-    with tw.engine("mpi", workers=1, ranks_per_node=near, layout=layout):
+    with tw.engine("mpi", workers=WORKERS, ranks_per_node=near, layout=layout):
         tensor = tw.random((space, space), 0.5, 3, "complex128")
         assert stored_bytes(tensor) == stored_bytes(alone)
         result = tw.einsum("ij,jk->ki", tensor, tensor, reproducible=True)
@@ -75,11 +110,11 @@ def test_every_layout(layout: str, near: int | None) -> None:
 
 @pytest.mark.parametrize("near", NODES)
 @pytest.mark.parametrize("balancer", BALANCERS)
-@pytest.mark.parametrize(("text", "spaces", "density", "kernel"), WORK[:-1])
+@pytest.mark.parametrize(("text", "spaces", "density", "kernel"), [each for each in PROBLEMS if each is not WORK[-1]])
 def test_every_balancer(text: str, spaces: Any, density: float, kernel: str, balancer: str, near: int | None) -> None:
     alone = [tw.random(own, density, seed) for seed, own in enumerate(spaces)]
     expected = tw.einsum(text, *alone)
-    with tw.engine("mpi", workers=1, ranks_per_node=near) as engine:
+    with tw.engine("mpi", workers=WORKERS, ranks_per_node=near) as engine:
         assert isinstance(engine, MpiEngine)
         shared = [tw.random(own, density, seed) for seed, own in enumerate(spaces)]
         plan = tw.plan(text, *shared, algorithm="owner", balancer=balancer, reproducible=True)
@@ -94,8 +129,10 @@ def test_every_balancer(text: str, spaces: Any, density: float, kernel: str, bal
         trace, traffic = plan.runs[0], plan.sharing.traffic
         assert sum(rank.flops for rank in trace.ranks) == plan.flops
         assert sum(rank.between_bytes for rank in trace.ranks) == traffic.between_bytes.sum()
-        if plan.sharing.pool is not None and balancer != "stealing":
-            assert sum(rank.tickets for rank in trace.ranks) == plan.sharing.pool.deal.tickets
+        assert sum(rank.tickets for rank in trace.ranks) == plan.sharing.tickets
+        assert all(rank.inside_bytes >= 0 for rank in trace.ranks)
+        if plan.sharing.pool is None:
+            assert [rank.inside_bytes for rank in trace.ranks] == traffic.inside_bytes.tolist()
 
 
 @pytest.mark.parametrize("near", NODES)
@@ -104,7 +141,7 @@ def test_a_budget_of_each_rank_is_kept(algorithm: str, near: int | None) -> None
     wide, deep = tw.Space([20] * 9), tw.Space([40] * 400)
     left, right = tw.random((wide, deep)), tw.random((deep, wide), seed=1)
     expected = tw.einsum("ij,jk->ik", left, right)
-    with tw.engine("mpi", workers=1, ranks_per_node=near) as engine:
+    with tw.engine("mpi", workers=WORKERS, ranks_per_node=near) as engine:
         assert isinstance(engine, MpiEngine)
         shared = tw.random((wide, deep))
         lazy = tw.from_function(right.block, pattern=right.pattern)
@@ -130,7 +167,7 @@ def test_a_budget_of_each_rank_is_kept(algorithm: str, near: int | None) -> None
 def test_a_tensor_changes_its_owners(layout: str, near: int | None) -> None:
     space = tw.Space([3, 9, 5, 7] * 2)
     alone = tw.random((space, space), 0.5, 3)
-    with tw.engine("mpi", workers=1, ranks_per_node=near) as engine:
+    with tw.engine("mpi", workers=WORKERS, ranks_per_node=near) as engine:
         assert isinstance(engine, MpiEngine)
         tensor = tw.random((space, space), 0.5, 3)
         assert stored_bytes(tw.redistribute(tensor, layout)) == stored_bytes(alone)
@@ -146,7 +183,7 @@ def test_a_tensor_changes_its_owners(layout: str, near: int | None) -> None:
 
 def test_an_error_on_one_rank_is_an_error_on_all() -> None:
     space = tw.Space([3, 9, 5, 7])
-    with tw.engine("mpi", workers=1):
+    with tw.engine("mpi", workers=WORKERS):
         tensor = tw.random((space, space))
 
         def divide(block: np.ndarray, at: tuple[int, ...]) -> np.ndarray:
@@ -157,3 +194,154 @@ def test_an_error_on_one_rank_is_an_error_on_all() -> None:
         with pytest.raises(tw.StorageError, match="cannot be written"):
             tensor.save("/nowhere/t.h5")
         assert tensor.norm() > 0
+
+
+def test_ranks_that_mean_different_things_are_told_so() -> None:
+    space = tw.Space([3, 9, 5, 7])
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        own = tw.Pattern.random((space, space), 0.4, seed=engine.rank)
+        lazy = tw.from_function(lambda block: np.ones([space.sizes[tile] for tile in block]), pattern=own)
+        same = tw.random((space, space))
+        if engine.ranks > 1:
+            with pytest.raises(tw.TilewiseError, match=r"Ranks do not agree on ij,jk->ik: their operands or options"):
+                tw.einsum("ij,jk->ik", lazy, same)
+        assert tw.einsum("ij,jk->ik", same, same).norm() > 0
+
+
+def test_measured_times_deal_the_next_run() -> None:
+    space = tw.Space([20, 30, 40] * 4)
+    alone = tw.random((space, space), 0.5, 3)
+    expected = tw.einsum("ij,jk->ik", alone, alone)
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        tensor = tw.random((space, space), 0.5, 3)
+        plan = tw.plan("ij,jk->ik", tensor, tensor, algorithm="owner", balancer="measured", reproducible=True)
+        assert isinstance(plan, tw.Plan)
+        for _ in range(3):
+            assert stored_bytes(tw.execute(plan, tensor, tensor)) == stored_bytes(expected)
+        if engine.ranks == 1:
+            return
+        for trace in plan.runs:
+            assert sum(rank.flops for rank in trace.ranks) == plan.flops
+            assert trace.block_seconds is not None
+            assert trace.block_seconds.min() > 0
+        before = plan.runs[0].block_seconds
+        assert before is not None
+        owner = refined(replace(plan, runs=plan.runs[:1]), engine.ranks)
+        assert owner is not None
+        shares = np.bincount(owner, before, engine.ranks)
+        assert shares.max() <= shares.mean() + before.max()
+
+
+def test_balancers_are_compared_with_what_they_come_to() -> None:
+    space = tw.Space([20, 30, 40] * 4)
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        tensor = tw.random((space, space), 0.5, 3)
+        if engine.ranks == 1:
+            with pytest.raises(tw.InputError, match="measures balancers on several ranks, and there is one"):
+                tw.compare_balancers("ij,jk->ik", tensor, tensor, run=True)
+            return
+        found = tw.compare_balancers("ij,jk->ik", tensor, tensor, run=True)
+        assert found.ranks == engine.ranks
+        for row in found.rows:
+            assert row.measured is not None
+            assert row.measured.imbalance >= 1
+            if row.outcome.balancer in ("counter", "nonnull", "static"):
+                assert row.measured.tickets == row.outcome.tickets
+        assert "Measured" in found.explain()
+
+
+@pytest.mark.parametrize("near", NODES)
+def test_all_blocks_of_a_sum_may_be_on_one_node(near: int | None) -> None:
+    space = tw.Space([9, 9])
+    with tw.engine("mpi", workers=WORKERS, ranks_per_node=near):
+        left, right = (
+            tw.from_blocks({(0, column): np.full((9, 9), column + 1.0)}, (space, space)) for column in range(2)
+        )
+        total = left + right
+        assert total.to_dense().sum() == 3 * 81
+        out = total.copy()
+        tw.einsum("ij,jk->ik", left, left, out=out, beta=2.0)
+        assert out.to_dense().sum() == 6 * 81 + 9 * 81
+
+
+def test_a_plan_for_other_ranks_is_made_again() -> None:
+    space = tw.Space([3, 9, 5, 7])
+    right = tw.random((space, space), seed=1, density=0.5)
+    with tw.engine("mpi", workers=WORKERS):
+        lazy = tw.from_function(right.block, pattern=right.pattern)
+        plan = tw.plan("ij,jk->ik", lazy, lazy, ranks=64, ranks_per_node=8)
+        result = tw.execute(plan, lazy, lazy)
+    dense = right.to_dense()
+    assert np.allclose(result.to_dense(), dense @ dense)
+
+
+def test_tensors_of_nodes_of_another_size() -> None:
+    space = tw.Space([3, 9, 5, 7])
+    with tw.engine("mpi", workers=WORKERS, ranks_per_node=1):
+        one = tw.random((space, space), seed=1, density=0.5)
+        dense = one.to_dense()
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        assert np.allclose(tw.einsum("ij,jk->ik", one, one).to_dense(), dense @ dense)
+        assert np.array_equal(tw.redistribute(one, "column").to_dense(), dense)
+        assert np.array_equal(tw.redistribute(one, "replicated").to_dense(), dense)
+        if engine.ranks > 1:
+            with pytest.raises(tw.InputError, match="was made with another ranks_per_node="):
+                tw.einsum("ij,jk->ik", one, one, out=one.copy())
+
+
+def test_a_function_may_contract_without_other_ranks() -> None:
+    space = tw.Space([30] * 5)
+    matrix = np.random.default_rng(3).random((30, 30))
+
+    def make(block: tuple[int, ...]) -> np.ndarray:
+        if sum(block) % 2:
+            return matrix
+        inner = tw.from_dense(matrix, (tw.Space([30]), tw.Space([30])))
+        return tw.einsum("ij,jk->ik", inner, inner).to_dense()
+
+    with tw.engine("mpi", workers=WORKERS):
+        lazy = tw.from_function(make, (space, space))
+        other = tw.random((space, space))
+        expected = lazy.to_dense() @ other.to_dense()
+        assert np.allclose(tw.einsum("ij,jk->ik", lazy, other).to_dense(), expected)
+        mapped = other.map(lambda block, offsets: make((offsets[0] // 30, 0)))
+        assert np.array_equal(mapped.block((0, 1)), matrix @ matrix)
+
+
+def test_replicated_is_on_every_rank() -> None:
+    space = tw.Space([3, 9, 5, 7])
+    with tw.engine("mpi", workers=WORKERS):
+        lazy = tw.from_function(lambda block: np.ones([space.sizes[tile] for tile in block]), (space, space))
+        for tensor in (lazy, tw.random((space, space))):
+            assert tw.redistribute(tensor, "replicated").arena.owner is None
+
+
+def test_other_elements_are_shared_as_asked() -> None:
+    space = tw.Space([3, 9, 5, 7] * 2)
+    pattern = tw.Pattern.random((space, space), 0.5, seed=3)
+    with tw.engine("threads", workers=1):
+        alone = tw.random((space, space), 0.5, 3, "complex64")
+        expected = tw.einsum("ij,jk->ik", alone, alone)
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        shared = tw.random((space, space), 0.5, 3, "complex64")
+        plan = tw.plan("ij,jk->ik", pattern, pattern, algorithm="summa", reproducible=True)
+        assert stored_bytes(tw.execute(plan, shared, shared)) == stored_bytes(expected)
+        assert isinstance(plan, tw.Plan)
+        if engine.ranks > 1:
+            assert len(plan.runs[-1].ranks) == engine.ranks
+
+
+def test_what_is_made_is_saved_once() -> None:
+    space = tw.Space([3, 9, 5, 7])
+    calls: list[tuple[int, ...]] = []
+
+    def make(block: tuple[int, ...]) -> np.ndarray:
+        calls.append(block)
+        return np.ones([space.sizes[tile] for tile in block])
+
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        assert isinstance(engine, MpiEngine)
+        folder = engine.world.gather(tempfile.mkdtemp())[0]
+        tw.from_function(make, (space, space)).save(f"{folder}/made.h5")
+        assert len(calls) == (16 if engine.rank == 0 else 0)
+        assert tw.load(f"{folder}/made.h5").to_dense().sum() == 24 * 24

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import tilewise as tw
@@ -38,7 +38,7 @@ def share_everything() -> Iterator[None]:
 
 
 class TestMpi(EngineConformance):
-    @pytest.fixture(params=list(SETTINGS))
+    @pytest.fixture(params=os.environ.get("TILEWISE_TEST_SETTINGS", " ".join(SETTINGS)).split())
     def engine(self, request: pytest.FixtureRequest) -> Engine:
         return MpiEngine(**SETTINGS[str(request.param)])
 
@@ -50,23 +50,13 @@ def test_the_bits_are_those_of_one_rank(text: str, spaces: Any, density: float, 
     with tw.engine("threads", workers=1):
         expected = tw.einsum(text, *operands)
     with tw.engine("mpi", workers=1):
-        plan = tw.plan(text, *operands)
+        plan = tw.plan(text, *operands, reproducible=True)
         assert stored_bytes(tw.execute(plan, *operands)) == stored_bytes(expected)
-        added = tw.einsum(text, *operands, out=expected.copy(), alpha=0.5, beta=2.0)
+        added = tw.einsum(text, *operands, out=expected.copy(), alpha=0.5, beta=2.0, reproducible=True)
     with tw.engine("threads", workers=1):
         assert stored_bytes(added) == stored_bytes(tw.einsum(text, *operands, out=expected.copy(), alpha=0.5, beta=2.0))
     assert isinstance(plan, tw.Plan)
     assert plan.runs[-1].flops == plan.flops
-
-
-def test_blocks_that_are_made_within_a_budget() -> None:
-    space = tw.Space([40] * 8)
-    left, right = tw.random((space, space)), tw.random((space, space), seed=1)
-    lazy = tw.from_function(right.block, pattern=right.pattern)
-    with tw.engine("mpi", workers=1):
-        result = tw.einsum("ij,jk->ik", left, lazy, memory=left.nbytes + right.nbytes // 2)
-        assert np.allclose(result.to_dense(), left.to_dense() @ right.to_dense())
-        assert result.norm() == pytest.approx(float(np.linalg.norm(result.to_dense())))
 
 
 def test_a_product_of_nothing() -> None:

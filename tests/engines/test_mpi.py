@@ -26,27 +26,36 @@ PER_NODE = "TILEWISE_TEST_RANKS_PER_NODE"
 
 
 def pytest_passes(count: int, *arguments: str) -> None:
-    """Run pytest on so many ranks."""
+    """Run pytest on so many ranks; the suites look in the environment for what they are asked to do."""
     done = ranks(count, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.count(" passed") == count
 
 
 @pytest.mark.parametrize(
-    ("count", "chosen"), [(1, "one-worker"), (2, "worker"), (3, "nodes-of-one"), (4, "nodes-of-two")]
+    ("count", "settings"), [(1, "one-worker"), (2, "one-worker two-workers"), (3, "nodes-of-one"), (4, "nodes-of-two")]
 )
-def test_the_suite_of_engines_passes(count: int, chosen: str) -> None:
-    pytest_passes(count, "-k", chosen, str(SUITE))
+def test_the_suite_of_engines_passes(count: int, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWISE_TEST_SETTINGS", settings)
+    pytest_passes(count, str(SUITE))
 
 
-@pytest.mark.parametrize(("count", "chosen"), [(2, "one-node"), (3, "nodes-of-1"), (4, "nodes-of-2")])
-def test_ranks_share_as_planned(count: int, chosen: str) -> None:
-    pytest_passes(count, "-k", chosen, str(SHARING))
+@pytest.mark.parametrize(("count", "nodes"), [(2, "all"), (3, "1"), (4, "2")])
+def test_ranks_share_as_planned(count: int, nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWISE_TEST_NODES", nodes)
+    monkeypatch.setenv("TILEWISE_TEST_QUICK", "1")
+    pytest_passes(count, str(SHARING))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3])
-def test_ranks_share_as_planned_on_all_nodes(count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "nodes", "workers"), [(1, "all", 1), (2, "all 1", 1), (2, "all", 2), (3, "all 1 2", 1), (4, "all 1 2", 1)]
+)
+def test_ranks_share_as_planned_on_all_nodes_and_with_threads(
+    count: int, nodes: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILEWISE_TEST_NODES", nodes)
+    monkeypatch.setenv("TILEWISE_TEST_WORKERS", str(workers))
     pytest_passes(count, str(SHARING))
 
 
@@ -139,3 +148,23 @@ def test_neighbouring_blocks_of_equal_work_go_together(count: int, density: floa
     work = np.bincount(cells.block, cells.flops, len(rank))
     shares = np.bincount(rank, work, count)
     assert shares.max() <= plan.flops / count + work.max(initial=0)
+
+
+def test_one_rank_tells_for_all() -> None:
+    pytest.importorskip("pyscf")
+    molecule = TESTS.parent / "examples" / "water.xyz"
+    done = ranks(2, "-m", "tilewise", "energy", str(molecule), "--basis", "sto-3g", "--engine", "mpi")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("E_tot(MP2)") == 1
+    alone = subprocess.run(
+        [sys.executable, "-m", "tilewise", "energy", str(molecule), "--basis", "sto-3g"],
+        env=source_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert energy_line(alone.stdout) == energy_line(done.stdout)
+
+
+def energy_line(text: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith("E_tot"))

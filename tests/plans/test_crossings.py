@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,15 +18,15 @@ from strategies import EinsumCase, matrix_cases
 from tilewise.patterns import Symmetry
 from tilewise.plans import Plan
 from tilewise.plans.cells import piece_of_segment
-from tilewise.plans.crossings import Choice, Crossings, search_grids
-from tilewise.plans.grids import Grid, Rates, divisors, factorisations, node_shapes
+from tilewise.plans.crossings import Choice, Crossings
+from tilewise.plans.grids import Grid, RankRates, divisors, factorisations, node_shapes
 from tilewise.plans.pairs import list_pairs
 from tilewise.plans.sides import Side
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-RATES = Rates(flops=1e9, between=1e8, inside=1e9)
+RATES = RankRates(flops=1e9, between=1e8, inside=1e9)
 
 
 def planned(text: str, *patterns: tw.Pattern, tol: float | None = None) -> Plan:
@@ -70,17 +69,6 @@ class Touched:
             total -= int(size[np.unique(block)].sum())
         return total
 
-    def received(self, choice: Choice) -> Ints:
-        """Bytes that each rank gets: all it touches except what it is the first to touch."""
-        rank = choice.ranks_of(self.row, self.col, self.segment)
-        place = choice.grid.coordinates()
-        found = np.zeros(choice.grid.size, np.int64)
-        for block, size in zip(self.blocks, self.block_bytes, strict=True):
-            for number, users in grouped(block.tolist(), rank.tolist()).items():
-                first = min(users, key=lambda user: tuple(place[user]))
-                found[[user for user in users if user != first]] += int(size[number])
-        return found
-
 
 def places(side: Side, block: Ints) -> tuple[Ints, Ints]:
     """Panel and k tile of some blocks of an operand."""
@@ -90,30 +78,18 @@ def places(side: Side, block: Ints) -> tuple[Ints, Ints]:
     return panel[at], side.inner[at]
 
 
-def grouped(keys: Iterable[int], values: Iterable[int]) -> dict[int, set[int]]:
-    found: dict[int, set[int]] = {}
-    for key, value in zip(keys, values, strict=True):
-        found.setdefault(key, set()).add(value)
-    return found
-
-
 def over_mean(loads: Floats) -> float:
     return float(loads.max() / loads.mean()) if loads.any() else 1.0
 
 
-def check(plan: Plan, crossings: Crossings, choice: Choice) -> None:
+def check(plan: Plan, choice: Choice) -> None:
     """Everything that is said to be exact."""
     touched = Touched.of(plan)
     rank = choice.ranks_of(touched.row, touched.col, touched.segment)
     flops = np.asarray(np.bincount(rank, touched.flops, choice.grid.size), np.float64)
-    loads = crossings.loads(choice)
     assert choice.rank_bytes == touched.crossing(rank)
     assert choice.node_bytes == touched.crossing(rank // choice.grid.ranks_per_node)
     assert choice.imbalance == pytest.approx(over_mean(flops))
-    assert loads.imbalance == pytest.approx(choice.imbalance)
-    np.testing.assert_allclose(loads.flops, flops, rtol=1e-12)
-    np.testing.assert_array_equal(loads.received_bytes, touched.received(choice))
-    assert loads.received_bytes.sum() == choice.rank_bytes
 
 
 @st.composite
@@ -153,7 +129,7 @@ def test_what_crosses_is_what_the_products_touch(plan: Plan, grid: Grid) -> None
     assert found.choices
     for choice in found.choices:
         assert choice.grid == grid
-        check(plan, crossings, choice)
+        check(plan, choice)
 
 
 @given(matrix_cases("float64", batches=1), rank_numbers())
@@ -161,7 +137,7 @@ def test_what_crosses_with_batches_and_composite_tiles(case: EinsumCase, numbers
     plan = planned(case.text, *[tensor.pattern for tensor in case.tensors])
     crossings = Crossings(plan)
     for choice in crossings.search(*numbers, RATES, most=4).choices:
-        check(plan, crossings, choice)
+        check(plan, choice)
 
 
 @given(matrix_cases("complex128"))
@@ -170,8 +146,8 @@ def test_complex_elements_are_sixteen_bytes_and_eight_flops(case: EinsumCase) ->
     assert isinstance(plan, Plan)
     crossings = Crossings(plan)
     choice = crossings.search(4, 2, RATES).best
-    check(plan, crossings, choice)
-    assert crossings.loads(choice).flops.sum() == plan.flops
+    check(plan, choice)
+    assert crossings.meetings.flops.sum() == plan.flops
 
 
 @given(deep_plans(screened=True))
@@ -179,7 +155,7 @@ def test_what_screening_drops_is_not_sent(plan: Plan) -> None:
     crossings = Crossings(plan)
     assert crossings.meetings.flops.sum() == plan.flops
     for choice in crossings.search(8, 2, RATES, most=8).choices:
-        check(plan, crossings, choice)
+        check(plan, choice)
 
 
 @given(deep_plans(), rank_numbers())
@@ -248,19 +224,41 @@ def test_groups_of_k_are_whole_pieces_where_sums_are_added_up_in_pieces() -> Non
     piece = piece_of_segment(np.arange(choices.segments), choices.segments, choices.pieces)
     crossings = Crossings(plan)
     for choice in crossings.search(4, 2, RATES).choices:
-        assert all(len(group) == 1 for group in grouped(piece.tolist(), choice.segment_group.tolist()).values())
+        pairs = set(zip(piece.tolist(), choice.segment_group.tolist(), strict=True))
+        assert len(pairs) == len(set(piece.tolist()))  # one group for each piece
         assert choice.grid.shape == (1, 1, 4)
         assert choice.rank_bytes == 3 * plan.result_bytes
-        check(plan, crossings, choice)
+        check(plan, choice)
 
 
 def test_panels_are_dealt_in_two_ways_and_k_in_one() -> None:
     crossings = Crossings(segmented())
-    assert [[way.contiguous for way in crossings.dealings(axis, 2, 1)] for axis in range(3)] == [
-        [True, False],
-        [True, False],
-        [True],
+    assert [[dealing.way for dealing in crossings.dealings(axis, 2, 1)] for axis in range(3)] == [
+        ["neighbours", "weight"],
+        ["neighbours", "weight"],
+        ["neighbours"],
     ]
+
+
+def test_panels_of_several_modes_are_dealt_in_boxes_where_less_crosses() -> None:
+    i, j, k, n = (tw.Space([4] * 12, name=name) for name in "ijkn")
+    blocks = np.argwhere(np.ones((12, 12, 12)))
+    near = tw.Pattern((i, j, k), blocks[blocks[:, 1] // 4 == blocks[:, 2] // 4])
+    plan = planned("ijk,kn->ijn", near, tw.Pattern.dense((k, n)))
+    crossings, axis = Crossings(plan), int(work_of(plan).swapped)
+    together, apart, boxes = crossings.dealings(axis, 3, 3)
+    assert [dealing.way for dealing in (together, apart, boxes)] == ["neighbours", "weight", "boxes"]
+    # Nodes have runs of i, and all of k each; ranks of a node have runs of j, and a third of k each.
+    size = 12 * 12 * 4 * 4 * 8
+    assert together.rank_bytes == 8 * size
+    assert boxes.rank_bytes == 2 * size < apart.rank_bytes
+    assert boxes.imbalance == 1.0
+    rates = RankRates(flops=1e15, between=1e6, inside=1e6)
+    shapes = np.ones((2, 3), int)
+    shapes[:, axis] = 9, 3
+    best = crossings.weigh([Grid(*map(tuple, shapes.tolist()))], rates).best
+    assert best.ways[axis] == "boxes"
+    check(plan, best)
 
 
 def test_a_grid_that_is_given_is_weighed_with_its_dealings() -> None:
@@ -270,7 +268,7 @@ def test_a_grid_that_is_given_is_weighed_with_its_dealings() -> None:
     assert found.considered == 4
     assert {choice.grid for choice in found.choices} == {grid}
     for choice in found.choices:
-        check(plan, crossings, choice)
+        check(plan, choice)
 
 
 def test_a_block_that_symmetry_makes_counts_like_a_stored_one() -> None:
@@ -290,17 +288,17 @@ def test_neighbours_stay_together_where_the_pattern_is_banded() -> None:
     crossings = Crossings(planned("ik,kj->ij", band, band))
     together, apart = crossings.dealings(1, 4, 2)
     assert together.node_bytes * 10 < apart.node_bytes
-    rates = Rates(flops=1e15, between=1e6, inside=1e9)
-    assert crossings.search(8, 2, rates).best.contiguous[1]
+    rates = RankRates(flops=1e15, between=1e6, inside=1e9)
+    assert crossings.search(8, 2, rates).best.ways[1] == "neighbours"
 
 
 def test_counts_are_kept_for_several_numbers_of_ranks() -> None:
     plan = segmented()
     crossings = Crossings(plan)
     for ranks in (4, 8, 16):
-        again = search_grids(plan, ranks, 4, RATES)
+        again = Crossings(plan).search(ranks, 4, RATES)
         found = crossings.search(ranks, 4, RATES)
-        assert [(c.grid, c.seconds) for c in again] == [(c.grid, c.seconds) for c in found.choices]
+        assert [(c.grid, c.seconds) for c in again.choices] == [(c.grid, c.seconds) for c in found.choices]
 
 
 def test_a_search_that_is_cut_short_says_what_it_may_have_missed() -> None:
@@ -316,7 +314,7 @@ def test_more_ranks_than_panels_leave_some_idle() -> None:
     crossings = Crossings(plan)
     best = crossings.search(6, 2, RATES).best
     assert best.imbalance == 6.0
-    check(plan, crossings, best)
+    check(plan, best)
 
 
 def test_a_product_without_blocks_crosses_nothing() -> None:
@@ -326,7 +324,6 @@ def test_a_product_without_blocks_crosses_nothing() -> None:
     crossings = Crossings(plan)
     best = crossings.search(4, 2, RATES).best
     assert (best.node_bytes, best.rank_bytes, best.imbalance, best.seconds) == (0, 0, 1.0, 0.0)
-    assert not crossings.loads(best).received_bytes.any()
 
 
 def test_a_choice_shows_its_grid() -> None:
@@ -341,6 +338,6 @@ def test_what_has_no_grid_is_refused() -> None:
     with pytest.raises(tw.InputError, match="ij->i has no products to share"):
         Crossings(planned("ij->i", dense))
     with pytest.raises(tw.InputError, match="6 ranks, 4 on a node, do not fill whole nodes"):
-        search_grids(planned("ij,jk->ik", dense, dense), 6, 4, RATES)
+        Crossings(planned("ij,jk->ik", dense, dense)).search(6, 4, RATES)
     with pytest.raises(tw.InputError, match="are not all positive"):
-        Rates(flops=1e9, between=0.0, inside=1e9)
+        RankRates(flops=1e9, between=0.0, inside=1e9)

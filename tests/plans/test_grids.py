@@ -17,6 +17,7 @@ from tilewise.plans.grids import (
     Grid,
     choose_grid,
     deal_axis,
+    deal_boxes,
     divisors,
     factorisations,
     map_nodes,
@@ -196,3 +197,18 @@ def test_largest_first_is_forward_and_back_over_nodes_and_over_each_node(
     for node in range(nodes):
         own = group // inside == node
         np.testing.assert_array_equal(group[own] % inside, deal_mirrored(weight[own], inside))
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(1, 6), st.integers(1, 6), st.data())
+def test_boxes_deal_every_mode_by_itself(counts: list[int], nodes: int, inside: int, data: st.DataObject) -> None:
+    tiles = np.argwhere(np.ones(counts))
+    weight = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(tiles), max_size=len(tiles))), np.float64)
+    group = deal_boxes(weight, tiles, nodes, inside)
+    assert group.min() >= 0
+    assert group.max() < nodes * inside
+    for part in (group, group // inside):
+        for own in np.unique(part):
+            members = tiles[part == own]
+            sides = [np.unique(column) for column in members.T]
+            assert len(members) == math.prod(map(len, sides))  # a box
+            assert all((np.diff(side) == 1).all() for side in sides)

@@ -69,7 +69,7 @@ def test_everybody_has_what_its_part_reads(sharing: Sharing) -> None:
         for rank in range(shares.ranks):
             for stage in range(traffic.stage_count):
                 part = part_of_rank(sharing.plan, shares, traffic.stages, rank, stage)
-                for number, stored in enumerate(() if part is None else part.stored_blocks()):
+                for number, stored in enumerate(() if part is None else part.stored_blocks):
                     owner = traffic.owners[number][stored]
                     near = (owner == EVERYBODY) | ((owner >= 0) & (shares.node(owner) == shares.node(rank)))
                     came = traffic.arrivals[number].at(stage, int(shares.node(rank))).block
@@ -122,6 +122,42 @@ def test_stages_keep_to_a_budget() -> None:
         fit_budget(sharing, 1000, peak)
 
 
+def test_the_fastest_way_that_fits_is_taken() -> None:
+    space = tw.Space([30, 50, 20, 40] * 3)
+    pattern = tw.Pattern.random((space, space), 0.5)
+    plan = tw.plan("ij,jk->ik", pattern, pattern)
+    assert isinstance(plan, tw.Plan)
+    request, owners = Request(6, 2), [_round(pattern, 6)] * 2
+    tried: list[Sharing] = []
+
+    def fit(sharing: Sharing) -> Sharing:
+        tried.append(sharing)
+        if len(tried) < 3:
+            raise tw.MemoryBudgetError("too much", 1, 100 - len(tried))
+        return sharing
+
+    found = plan_sharing(plan, request, owners, fit=fit)
+    assert found is tried[2]
+    assert tried[0].shares is not found.shares
+    assert np.array_equal(tried[0].shares.chain, plan_sharing(plan, request, owners).shares.chain)
+
+    def refuse(sharing: Sharing) -> Sharing:
+        tried.append(sharing)
+        raise tw.MemoryBudgetError("too much", 1, 100 - len(tried))
+
+    with pytest.raises(tw.MemoryBudgetError) as caught:
+        plan_sharing(plan, request, owners, fit=refuse)
+    assert caught.value.least_bytes == 100 - len(tried)
+
+
+def test_a_balancer_means_that_ranks_own_result_blocks() -> None:
+    pattern = tw.Pattern.random((tw.Space([3, 4, 5] * 4),) * 2, 0.5)
+    plan = tw.plan("ij,jk->ik", pattern, pattern, ranks=4, ranks_per_node=1, balancer="hypergraph")
+    assert isinstance(plan, tw.Plan)
+    assert plan.sharing is not None
+    assert plan.sharing.algorithm_text == "owner, hypergraph"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -129,6 +165,7 @@ def test_stages_keep_to_a_budget() -> None:
         ({"ranks": 2, "ranks_per_node": 0}, "is no number of ranks"),
         ({"ranks": 2, "algorithm": "cannon"}, "algorithm='cannon' is unknown"),
         ({"ranks": 2, "balancer": "luck"}, "balancer='luck' is unknown"),
+        ({"ranks": 2, "balancer": "buckets", "algorithm": "summa"}, "balancer='buckets' deals result blocks"),
     ],
 )
 def test_wrong_requests_are_refused(options: dict[str, object], message: str) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import tilewise as tw
-from tilewise.reports import plot_pattern
+from tilewise.reports import plot_pattern, plot_ranks
 from tilewise.reports.plots import plot_series, save_plot
+from tilewise.trace import RankTrace
 
 SPACE = tw.Space([2, 3, 5], name="p")
 
@@ -135,3 +136,23 @@ def test_figures_are_saved_whole_in_both_formats(figure: Any, tmp_path: Path) ->
     assert [path.name for path in written] == ["rate.of.queues.png", "rate.of.queues.svg"]
     assert written[0].read_bytes().startswith(b"\x89PNG")
     assert "<svg" in written[1].read_text(encoding="utf-8")
+
+
+def test_every_rank_has_a_bar_of_what_it_did(figure: Any) -> None:
+    pattern = tw.Pattern.dense((SPACE, SPACE))
+    plan = tw.plan("ij,jk->ik", pattern, pattern)
+    assert isinstance(plan, tw.Plan)
+    with pytest.raises(tw.InputError, match="needs a plan that was run on several ranks"):
+        plot_ranks(plan)
+    first = RankTrace(400, 0, 0, 0, 0, 0, (("compute", 0.0, 0.5), ("wait", 0.5, 0.75), ("compute", 0.75, 1.0)))
+    second = RankTrace(600, 0, 0, 0, 0, 0, (("fetch", 0.25, 0.5), ("compute", 0.5, 1.0)))
+    plan.runs.append(tw.Trace("ij,jk->ik", 1.0, 0.0, 1000, 1, 8, 2, 0, "a loop", ranks=(first, second)))
+    ax: Any = plot_ranks(plan, figure.add_subplot())
+    drawn = {bars.get_label(): [bar.get_width() for bar in bars] for bars in ax.containers}
+    assert drawn == {
+        "computing": [0.75, 0.5],
+        "adding sums": [0.0, 0.0],
+        "waiting for blocks": [0.0, 0.25],
+        "waiting for neighbours": [0.25, 0.0],
+        "the rest": [0.0, 0.25],
+    }

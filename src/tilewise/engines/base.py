@@ -1,14 +1,14 @@
-"""The default engine: one context variable, and the context manager that sets it."""
+"""Engines by name, the default one, and the context manager that chooses one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from inspect import signature
 from typing import Any
 
+from tilewise.engines.current import chosen_engine, using
 from tilewise.engines.device import DeviceEngine
 from tilewise.engines.mpi import MpiEngine
 from tilewise.engines.threads import ThreadsEngine
@@ -18,8 +18,6 @@ from tilewise.tensors import Engine
 ENGINES = ("threads", "device", "mpi")
 """Names that `engine` takes."""
 
-_current: ContextVar[Engine | None] = ContextVar("tilewise_engine", default=None)
-
 
 @lru_cache(maxsize=1)
 def _default() -> Engine:
@@ -28,7 +26,7 @@ def _default() -> Engine:
 
 def current_engine() -> Engine:
     """The engine that new tensors and contractions use."""
-    return _current.get() or _default()
+    return chosen_engine() or _default()
 
 
 def make_engine(name: str, **options: Any) -> Engine:
@@ -68,12 +66,10 @@ def engine(name: str = "threads", **options: Any) -> Iterator[Engine]:
     1
     """
     made = make_engine(name, **options)
-    token = _current.set(made)
     try:
-        yield made
+        with using(made):
+            yield made
     except SystemExit as leaving:
-        if isinstance(made, MpiEngine) and leaving.code not in (None, 0):
-            made.world.end(leaving)
+        if leaving.code not in (None, 0):
+            made.abandon(leaving)
         raise
-    finally:
-        _current.reset(token)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ from tilewise.tensors.files import ScratchFile
 from tilewise.tensors.generated import Generated
 from tilewise.tensors.memory import Memory
 from tilewise.tensors.protocol import Scalar
-from tilewise.tensors.storage import Arena, block_norms, block_offsets
+from tilewise.tensors.storage import Arena, Result, block_norms, block_offsets
 from tilewise.trace import MEMORY, Level, Trace, added
 
 Array = npt.NDArray[Any]
@@ -176,6 +176,16 @@ class Runner(Engine, Protocol):
     progress: Tell | None
 
     @property
+    def rank(self) -> int:
+        """The first, and only one."""
+        return 0
+
+    @property
+    def machine(self) -> Machine:
+        """The computer that this is."""
+        return Machine.measured()
+
+    @property
     def ranks(self) -> int:
         """One: this process."""
         return 1
@@ -193,6 +203,14 @@ class Runner(Engine, Protocol):
         """The tensor itself: there is nobody else to give blocks to."""
         make_layout(layout, tensor.pattern, 1)
         return tensor
+
+    def agree(self, work: Callable[[], Result], *, once: bool = False) -> Result | None:
+        """Nobody else has to."""
+        return work()
+
+    def abandon(self, error: BaseException) -> None:
+        """Nobody waits for this process."""
+        return
 
     def run_resident(self, call: Call) -> tuple[BlockTensor, Trace]:
         """Run a call whose operands are in memory."""

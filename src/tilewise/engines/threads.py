@@ -34,7 +34,7 @@ from tilewise.spaces.integers import parse_count
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.memory import Memory
 from tilewise.tensors.protocol import Scalar
-from tilewise.tensors.storage import Arena, block_offsets
+from tilewise.tensors.storage import Arena, block_offsets, sum_of_squares
 from tilewise.trace import Trace
 
 Array = npt.NDArray[Any]
@@ -431,8 +431,7 @@ def _add_pieces(partial: Array, job: Job, work: Product) -> None:
         at = job.target.arena.offsets[block if job.slots is None else job.slots[block]]
         part = job.target.arena.data[at : at + size]
         part[...] = total[begin : begin + size] if job.fresh else part + total[begin : begin + size]
-        wide = part.astype(np.result_type(part.dtype, np.float64))
-        job.squares[first[block]] = float(np.vdot(wide, wide).real)
+        job.squares[first[block]] = sum_of_squares(part)
 
 
 def _column_places(work: Product, job: Job) -> tuple[Ints, int]:

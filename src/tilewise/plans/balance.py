@@ -230,8 +230,18 @@ def longest_first(weight: Floats, strength: Sequence[float] | Floats) -> tuple[I
 
 def deal_mirrored(weight: Floats, count: int) -> Ints:
     """Who gets each weight: sorted, largest first, and dealt forward, then backward (Herault et al. 2020, 3.2.1)."""
-    place = np.arange(len(weight)) % (2 * count)
-    receiver = np.where(place < count, place, 2 * count - 1 - place)
     found = np.empty(len(weight), np.int64)
-    found[np.argsort(-weight, kind="stable")] = receiver
+    found[np.argsort(-weight, kind="stable")] = mirrored(np.arange(len(weight)), count)
     return found
+
+
+def mirrored(turn: Ints, count: int) -> Ints:
+    """Who is served at each turn: forward, then backward."""
+    place = turn % (2 * count)
+    return np.minimum(place, 2 * count - 1 - place)
+
+
+def over_mean(loads: Floats) -> float:
+    """The largest over the mean; 1 if all are zero."""
+    mean = float(loads.mean()) if len(loads) else 0.0
+    return float(loads.max()) / mean if mean > 0 else 1.0

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewise.errors import InputError
 from tilewise.machine import Machine
-from tilewise.plans.balance import BALANCERS, Tasks, deal
+from tilewise.plans.balance import BALANCERS, Tasks, deal, over_mean
 from tilewise.plans.explain import Report, Table, bytes_text, percent_text, seconds_text, to_html, to_text
 from tilewise.plans.pairs import list_pairs
 from tilewise.plans.plan import Plan
@@ -17,12 +17,37 @@ from tilewise.plans.pools import Outcome, TicketCost, moved_bytes, replay
 from tilewise.plans.projection import cell_seconds
 from tilewise.plans.work import Product
 from tilewise.spaces.integers import parse_count
+from tilewise.trace import Trace
 
 MOST_TASKS = 100_000_000
 """Tuples of result tiles, null ones included, that are looked at."""
 
 MOST_NOISE = 5.0
 """Largest scatter of task times: a factor of 150 up or down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a balancer came to in a run."""
+
+    tickets: int
+    """Draws from counters."""
+    imbalance: float
+    """The busiest rank's time of computing over the mean."""
+    moved_bytes: int
+    """Bytes that ranks read of each other, inside nodes and between them."""
+    seconds: float
+    """Wall time."""
+
+    @classmethod
+    def of(cls, trace: Trace) -> Measured:
+        """The figures of a run on several ranks."""
+        return cls(
+            tickets=sum(rank.tickets for rank in trace.ranks),
+            imbalance=over_mean(np.array([rank.seconds("compute") for rank in trace.ranks])),
+            moved_bytes=sum(rank.inside_bytes + rank.between_bytes for rank in trace.ranks),
+            seconds=trace.seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +58,8 @@ class Compared:
     """What its deal comes to on the clock of a model."""
     moved_bytes: int
     """Bytes that ranks fetch for their tasks, each block once per rank, unless they own it."""
+    measured: Measured | None = None
+    """What a run came to; None if there was none."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -56,7 +83,12 @@ class Comparison:
 
     def of(self, balancer: str) -> Compared:
         """One of them, by name."""
-        return next(row for row in self.rows if row.outcome.balancer == balancer)
+        found = {row.outcome.balancer: row for row in self.rows}
+        if balancer not in found:
+            raise InputError(
+                f"There is no balancer {balancer!r}. Expected one of {', '.join(found)}. Correct the name."
+            )
+        return found[balancer]
 
     @property
     def fastest(self) -> str:
@@ -93,9 +125,23 @@ class Comparison:
             + (f", scattered by a factor of about {math.exp(self.noise):.2f}" if self.noise else "")
             + ", and tickets that a counter gives to one caller after the other.",
         )
-        return Report(
-            f"{self.label} on {self.ranks} ranks, {nodes} nodes", (Table("Balancers", header, tuple(rows)),), notes
+        tables = (Table("Balancers", header, tuple(rows)), *self._measured())
+        return Report(f"{self.label} on {self.ranks} ranks, {nodes} nodes", tables, notes)
+
+    def _measured(self) -> tuple[Table, ...]:
+        """The table of runs, if there were any."""
+        rows = tuple(
+            (
+                row.outcome.balancer,
+                str(row.measured.tickets),
+                f"{row.measured.imbalance:.3f}",
+                bytes_text(row.measured.moved_bytes),
+                seconds_text(row.measured.seconds),
+            )
+            for row in self.rows
+            if row.measured is not None
         )
+        return (Table("Measured", ("", "tickets", "imbalance", "moved", "time"), rows),) if rows else ()
 
     def __repr__(self) -> str:
         return f"Comparison({self.label!r}, {self.ranks} ranks, {self.tasks} tasks, fastest: {self.fastest})"
@@ -145,6 +191,13 @@ def compare_deals(
             f"noise={noise!r} is no scatter of task times. Expected a number from 0 to {MOST_NOISE:g}, such as 0.3. "
             "Correct it."
         )
+    if tickets is not None and not isinstance(tickets, TicketCost):
+        raise InputError(
+            f"tickets={tickets!r:.40} is no cost of a ticket. Expected a tilewise.plans.pools.TicketCost. Pass "
+            "TicketCost(latency, service), in seconds."
+        )
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise InputError(f"seed={seed!r} is no seed. Expected an integer that is not negative. Correct it.")
     scatter = np.random.default_rng(seed).lognormal(0.0, noise, len(tasks.cost)) if noise else 1.0
     seconds = tasks.cost * scatter
     owner = np.arange(len(tasks.block_bytes)) % ranks

@@ -1,7 +1,8 @@
 """Grids for the actual pattern of a product: what crosses on each, who does what, and the fastest.
 
 A grid has one axis for the row panels of a product, one for its column panels and one for k.  Panels are dealt to the
-groups of their axis, and the rank at a place of the grid does the block products of its three groups.
+groups of their axis, and the rank at a place of the grid does the block products of its three groups.  Panels of many
+modes may be dealt in boxes: then every mode has an axis of its own, and the grid more than three.
 
 ```
             column groups                     a block of the row operand  is needed along a row of places,
@@ -18,7 +19,7 @@ less, and depends on which panels are together:
 * a result block goes from each k group that adds to it to the next one that does, and ends at the last.
 
 **Exact**, counted on the pattern: bytes between nodes (a block is sent once to a node and shared there), bytes between
-ranks, flops and received bytes of each rank, imbalance.  A block that the symmetry of an operand makes of a stored one
+ranks, flops of each rank, imbalance.  A block that the symmetry of an operand makes of a stored one
 counts like a stored one.  **Estimated**: seconds, which take the heaviest rank's flops and the *mean* bytes of nodes
 and ranks at fixed rates, nothing overlapped.
 
@@ -34,26 +35,35 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import InputError
+from tilewise.plans.balance import over_mean
 from tilewise.plans.cells import piece_of_segment
-from tilewise.plans.compile import compiled
 from tilewise.plans.grids import (
     Grid,
-    Rates,
+    RankRates,
     check_nodes,
     deal_axis,
+    deal_boxes,
     factorisations,
     node_shapes,
-    over_mean,
     shape_text,
     total_by,
 )
-from tilewise.plans.joins import product_norm
+from tilewise.plans.meetings import (
+    Blocks,
+    Meetings,
+    count_copies,
+    count_kept_copies,
+    count_passed,
+    meet,
+    sum_flops,
+)
+from tilewise.plans.pairs import tile_lengths
 from tilewise.plans.plan import Plan
 from tilewise.plans.sides import Side
 from tilewise.plans.work import Product
@@ -64,38 +74,11 @@ Floats = npt.NDArray[np.float64]
 ROWS, COLUMNS, K = range(3)
 """The axes of a grid."""
 
+NEIGHBOURS, WEIGHT, BOXES = "neighbours", "weight", "boxes"
+"""How an axis is dealt: neighbours together; the largest first, forward and back; each mode on an axis of its own."""
+
 MOST_COUNTED = 2048
 """Grids whose flops are counted rank by rank in one search."""
-
-
-class Blocks(NamedTuple):
-    """The blocks of one operand ordered by k tile."""
-
-    ptr: Any
-    """First block of each k tile; one more at the end."""
-    panel: Any
-    """Panel of each block."""
-    norms: Any
-    """Norm of each block."""
-    size: Any
-    """Bytes of each block."""
-    tile_bytes: Any
-    """Bytes of all blocks of each k tile."""
-
-
-class Meetings(NamedTuple):
-    """Triples of row panel, column panel and part of k with at least one product, by row panel and part."""
-
-    row: Any
-    """Row panel."""
-    col: Any
-    """Column panel."""
-    part: Any
-    """Part of k; see `Crossings.part_of_segment`."""
-    flops: Any
-    """Floating-point operations."""
-    result_bytes: Any
-    """Bytes of the result block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,8 +87,8 @@ class Dealing:
 
     group: Ints
     """Group of each panel or part of k; the ranks of one node are neighbours."""
-    contiguous: bool
-    """Whether neighbours are together; otherwise the largest are dealt first, forward and back."""
+    way: str
+    """How: `NEIGHBOURS`, `WEIGHT` or `BOXES`."""
     rank_bytes: int
     """Bytes that cross between groups."""
     node_bytes: int
@@ -125,7 +108,7 @@ class Candidate(NamedTuple):
     """Seconds to receive the mean node's and the mean rank's bytes."""
     grid: Grid
     """Ranks and nodes along rows, columns and k."""
-    way: tuple[Dealing, ...]
+    dealings: tuple[Dealing, ...]
     """How each axis is dealt."""
 
 
@@ -141,8 +124,8 @@ class Choice:
     """Place along the second axis of each column panel."""
     segment_group: Ints
     """Place along the third axis of each k segment."""
-    contiguous: tuple[bool, bool]
-    """Whether neighbouring row panels, and column panels, are together."""
+    ways: tuple[str, str]
+    """How row panels and column panels are dealt."""
     node_bytes: int
     """Bytes that cross between nodes."""
     rank_bytes: int
@@ -186,21 +169,6 @@ class Search:
         return self.best.seconds <= self.bound_seconds
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Loads:
-    """What each rank does on a grid, by rank."""
-
-    flops: Floats
-    """Floating-point operations."""
-    received_bytes: Ints
-    """Bytes of operand blocks and partial results that come from other ranks."""
-
-    @property
-    def imbalance(self) -> float:
-        """The heaviest rank's flops over the mean."""
-        return over_mean(self.flops)
-
-
 class Crossings:
     """The counts that all grids of one product are weighed with.
 
@@ -212,10 +180,10 @@ class Crossings:
     Examples
     --------
     >>> import tilewise as tw
-    >>> from tilewise.plans.grids import Rates
+    >>> from tilewise.plans.grids import RankRates
     >>> i = tw.Space.uniform(64, tile=8, name="i")
     >>> plan = tw.plan("ij,jk->ik", tw.Pattern.dense((i, i)), tw.Pattern.dense((i, i)))
-    >>> found = Crossings(plan).search(16, ranks_per_node=4, rates=Rates(flops=1e9, between=1e9, inside=1e10))
+    >>> found = Crossings(plan).search(16, ranks_per_node=4, rates=RankRates(flops=1e9, between=1e9, inside=1e10))
     >>> found.best.grid, found.best.node_bytes, found.best.imbalance, found.is_proven
     (Grid(shape=(4, 4, 1), inside=(2, 2, 1)), 65536, 1.0, True)
     """
@@ -228,7 +196,7 @@ class Crossings:
         self.work = plan.work
         self.itemsize = plan.dtype.itemsize
         self.factor = 8 if plan.dtype.kind == "c" else 2
-        self._lengths = _tile_lengths(plan, plan.work)
+        self._lengths = tile_lengths(plan, plan.work)
         self._dealt: dict[tuple[int, int, int], list[Dealing]] = {}
         self._crossing: dict[tuple[int, bytes], int] = {}
 
@@ -262,7 +230,7 @@ class Crossings:
         room = np.empty((4, work.products), np.int64)
         part_of_tile, by_inner = self.part_of_segment[work.choices.segment], cols.by_inner(len(self._lengths))
         drop, panels = work.choices.drop, len(cols.size)
-        found = _meet(rows.by_panel(), by_inner, self._lengths, part_of_tile, panels, drop, room)
+        found = meet(rows.by_panel(), by_inner, self._lengths, part_of_tile, panels, drop, room)
         row, col, part, depth = room[:, :found].copy()
         elements = (rows.size * rows.batch)[row] * cols.size[col]
         return Meetings(row, col, part, (self.factor * elements * depth).astype(np.float64), elements * self.itemsize)
@@ -297,55 +265,67 @@ class Crossings:
         if groups < 2:
             return 0
         if axis == K:
-            return self._passed_bytes(group, groups)
+            return int(count_passed(self.meetings, group, len(self.work.cols.size)))
         sent, needed, drop = self.blocks[1 - axis], self.blocks[axis], self.work.choices.drop
         if drop < 0:
-            return int(_count_copies(sent, needed, group, groups))
-        return int(_count_kept_copies(sent, needed, group, groups, drop))
-
-    def _passed_bytes(self, group: Ints, groups: int) -> int:
-        here = [np.zeros(size, np.int64) for size in (len(self.work.rows.size), len(self.work.cols.size), groups, 1)]
-        _pass_on(self.meetings, here[0], here[1], group, here[2], here[3])
-        return int(here[3][0])
+            return int(count_copies(sent, needed, group, groups))
+        return int(count_kept_copies(sent, needed, group, groups, drop))
 
     def dealings(self, axis: int, nodes: int, inside: int) -> list[Dealing]:
         """The ways to deal an axis to nodes and their ranks.
 
-        Panels stay with their neighbours, or go by weight; parts of k are summed in order and stay with theirs.
+        Panels stay with their neighbours, go by weight or, if they have several modes, in boxes; parts of k are summed
+        in order and stay with theirs.
         """
         key = axis, nodes, inside
         if key not in self._dealt:
-            ways = (True,) if axis == K or nodes * inside == 1 else (True, False)
+            ways = [NEIGHBOURS]
+            if axis != K and nodes * inside > 1:
+                several = np.count_nonzero(self._tiles[axis].max(axis=0, initial=0)) > 1
+                ways += [WEIGHT, BOXES] if several else [WEIGHT]
             self._dealt[key] = [self._deal(axis, nodes, inside, way) for way in ways]
         return self._dealt[key]
 
-    def _deal(self, axis: int, nodes: int, inside: int, contiguous: bool) -> Dealing:
+    @cached_property
+    def _tiles(self) -> tuple[Ints, Ints]:
+        """The tile in each mode of the row panels and of the column panels."""
+        rows, columns = (side.panels.tiles(np.arange(side.panels.size)) for side in (self.work.rows, self.work.cols))
+        return rows, columns
+
+    def _deal(self, axis: int, nodes: int, inside: int, way: str) -> Dealing:
         weight = self.weights[axis]
-        group = deal_axis(weight, nodes, inside, contiguous)
+        if way == BOXES:
+            group = deal_boxes(weight, self._tiles[axis], nodes, inside)
+        else:
+            group = deal_axis(weight, nodes, inside, contiguous=way == NEIGHBOURS)
         return Dealing(
             group,
-            contiguous,
+            way,
             self.crossing_bytes(axis, group),
             self.crossing_bytes(axis, group // inside),
             over_mean(total_by(group, weight, nodes * inside)),
         )
 
-    def search(self, ranks: int, ranks_per_node: int, rates: Rates, most: int = MOST_COUNTED) -> Search:
+    def search(
+        self, ranks: int, ranks_per_node: int, rates: RankRates, most: int = MOST_COUNTED, *, cut_k: bool = True
+    ) -> Search:
         """Weigh all grids with all node mappings and dealings.
 
         Parameters
         ----------
         ranks, ranks_per_node : int
             How many ranks there are, and how many of them share a node; nodes are full.
-        rates : Rates
+        rates : RankRates
             Rates of a rank and a node.
         most : int
             Grids to count at the most.
+        cut_k : bool
+            Whether k may be cut among ranks.
         """
         check_nodes(ranks, ranks_per_node)
-        return self.weigh(self.grids(ranks, ranks_per_node), rates, most)
+        return self.weigh(self.grids(ranks, ranks_per_node, cut_k=cut_k), rates, most)
 
-    def weigh(self, grids: Iterable[Grid], rates: Rates, most: int = MOST_COUNTED) -> Search:
+    def weigh(self, grids: Iterable[Grid], rates: RankRates, most: int = MOST_COUNTED) -> Search:
         """Weigh some grids of rows, columns and k with all dealings.
 
         The heaviest group of an axis, or the heaviest pair of panels in one part of k, bounds the time of a grid from
@@ -364,38 +344,38 @@ class Crossings:
         counted.sort(key=lambda choice: choice.seconds)
         return Search(tuple(counted), len(waiting), rest[0].bound if rest else math.inf)
 
-    def _candidates(self, grids: Iterable[Grid], rates: Rates) -> Iterator[Candidate]:
+    def _candidates(self, grids: Iterable[Grid], rates: RankRates) -> Iterator[Candidate]:
         total, heaviest = self.meetings.flops.sum(), self.meetings.flops.max(initial=0.0)
         number = count()
         for grid in grids:
             axes = zip((ROWS, COLUMNS, K), grid.nodes, grid.inside, strict=True)
-            for way in product(*(self.dealings(*axis) for axis in axes)):
-                send = _send_seconds(grid, way, rates)
-                most = max(total / grid.size * max(each.imbalance for each in way), heaviest)
-                yield Candidate(float(most) / rates.flops + send, next(number), send, grid, way)
+            for dealings in product(*(self.dealings(*axis) for axis in axes)):
+                send = _send_seconds(grid, dealings, rates)
+                most = max(total / grid.size * max(each.imbalance for each in dealings), heaviest)
+                yield Candidate(float(most) / rates.flops + send, next(number), send, grid, dealings)
 
-    def grids(self, ranks: int, ranks_per_node: int) -> Iterator[Grid]:
+    def grids(self, ranks: int, ranks_per_node: int, *, cut_k: bool = True) -> Iterator[Grid]:
         """All grids, with all node mappings, that need not leave a group idle; all grids if there is none such."""
         limits = [max(int(np.count_nonzero(weight)), 1) for weight in self.weights]
-        shapes = list(factorisations(ranks, 3))
+        shapes = [shape for shape in factorisations(ranks, 3) if cut_k or shape[K] == 1]
         busy = [shape for shape in shapes if all(p <= limit for p, limit in zip(shape, limits, strict=True))]
         for shape in busy or shapes:
             for inside in node_shapes(shape, ranks_per_node):
                 yield Grid(shape, inside)
 
-    def _count(self, candidate: Candidate, rates: Rates) -> Choice:
+    def _count(self, candidate: Candidate, rates: RankRates) -> Choice:
         """Count the flops of each rank."""
-        grid, way = candidate.grid, candidate.way
-        rows, columns, k = way
+        grid, dealings = candidate.grid, candidate.dealings
+        rows, columns, k = dealings
         flops = self._place_flops(grid, rows.group, columns.group, k.group)
         return Choice(
             grid=grid,
             row_group=rows.group,
             col_group=columns.group,
             segment_group=k.group[self.part_of_segment],
-            contiguous=(rows.contiguous, columns.contiguous),
-            node_bytes=sum(each.node_bytes for each in way),
-            rank_bytes=sum(each.rank_bytes for each in way),
+            ways=(rows.way, columns.way),
+            node_bytes=sum(each.node_bytes for each in dealings),
+            rank_bytes=sum(each.rank_bytes for each in dealings),
             imbalance=over_mean(flops),
             seconds=float(flops.max()) / rates.flops + candidate.send,
         )
@@ -403,163 +383,11 @@ class Crossings:
     def _place_flops(self, grid: Grid, rows: Ints, columns: Ints, parts: Ints) -> Floats:
         """Flops at each place of a grid, row by row."""
         _, q, r = grid.shape
-        return np.asarray(_sum_flops(self.meetings, rows * (q * r), columns * r, parts, grid.size))
-
-    def loads(self, choice: Choice) -> Loads:
-        """What each rank does and receives on a grid, exactly."""
-        grid, groups = choice.grid, (choice.row_group, choice.col_group)
-        parts = choice.segment_group[np.unique(self.part_of_segment, return_index=True)[1]]
-        flops = self._place_flops(grid, *groups, parts)
-        received = np.zeros(grid.size, np.int64)
-        strides = grid.shape[1] * grid.shape[2], grid.shape[2]
-        places = groups[0] * strides[0], groups[1] * strides[1]
-        tile_place = choice.segment_group[self.work.choices.segment]
-        for axis, own in ((ROWS, COLUMNS), (COLUMNS, ROWS)):
-            steps = np.arange(grid.shape[axis]) * strides[axis]
-            drop = self.work.choices.drop
-            _copy_on(self.blocks[own], self.blocks[axis], places[own], groups[axis], steps, tile_place, drop, received)
-        _pass_on(self.meetings, *places, parts, np.arange(grid.shape[K]), received)
-        order = grid.ranks().ravel().argsort()
-        return Loads(flops[order], received[order])
+        return np.asarray(sum_flops(self.meetings, rows * (q * r), columns * r, parts, grid.size))
 
 
-def search_grids(plan: Plan, ranks: int, ranks_per_node: int, rates: Rates) -> list[Choice]:
-    """Grids for a product, the fastest first; `Crossings` keeps the counts for several numbers of ranks.
-
-    Parameters
-    ----------
-    plan : Plan
-        The product.
-    ranks, ranks_per_node : int
-        How many ranks there are, and how many of them share a node; nodes are full.
-    rates : Rates
-        Rates of a rank and a node.
-    """
-    return list(Crossings(plan).search(ranks, ranks_per_node, rates).choices)
-
-
-def _send_seconds(grid: Grid, way: tuple[Dealing, ...], rates: Rates) -> float:
+def _send_seconds(grid: Grid, dealings: tuple[Dealing, ...], rates: RankRates) -> float:
     """Time to receive the mean node's and the mean rank's bytes."""
-    between = sum(each.node_bytes for each in way)
-    inside = sum(each.rank_bytes for each in way) - between
+    between = sum(each.node_bytes for each in dealings)
+    inside = sum(each.rank_bytes for each in dealings) - between
     return between / (math.prod(grid.nodes) * rates.between) + inside / (grid.size * rates.inside)
-
-
-def _tile_lengths(plan: Plan, work: Product) -> Ints:
-    """Elements of each k tile, without those of the batch."""
-    names = work.contraction.batch + work.contraction.k
-    spaces = [plan.operands[0].pattern.spaces[work.contraction.left.index(name)] for name in names]
-    return work.choices.tiles.sizes(spaces, range(len(work.contraction.batch), len(names)))
-
-
-@compiled
-def _meet(rows: Any, cols: Any, length: Any, part: Any, panels: int, drop: float, room: Any) -> int:
-    """Write row panel, column panel, part and depth of all triples with a product; returns their number."""
-    row_of, col_of, part_of, depth_of = room
-    place = np.full(panels, -1, np.int64)
-    count = 0
-    for row in range(len(rows.ptr) - 1):
-        first, last = count, -1
-        for i in range(rows.ptr[row], rows.ptr[row + 1]):
-            k = rows.other[i]
-            if part[k] != last:
-                first, last = count, part[k]
-            for j in range(cols.ptr[k], cols.ptr[k + 1]):
-                if drop >= 0 and product_norm(rows.norms[i], cols.norms[j]) <= drop:
-                    continue
-                col = cols.other[j]
-                if place[col] < first:
-                    place[col] = count
-                    row_of[count], col_of[count], part_of[count], depth_of[count] = row, col, last, 0
-                    count += 1
-                depth_of[place[col]] += length[k]
-    return count
-
-
-@compiled
-def _groups_of_tile(needed: Any, k: int, group: Any, best: Any, touched: Any) -> int:
-    """Note the groups with a block of a k tile and their largest norm; returns how many they are."""
-    found = 0
-    for j in range(needed.ptr[k], needed.ptr[k + 1]):
-        g = group[needed.panel[j]]
-        if best[g] < 0.0:
-            touched[found] = g
-            found += 1
-        best[g] = max(best[g], needed.norms[j])
-    return found
-
-
-@compiled
-def _count_copies(sent: Any, needed: Any, group: Any, groups: int) -> int:
-    """Bytes of one operand's blocks that go to groups of the other's panels, except to the first of each block."""
-    last = np.full(groups, -1, np.int64)
-    total = 0
-    for k in range(len(needed.ptr) - 1):
-        found = 0
-        for j in range(needed.ptr[k], needed.ptr[k + 1]):
-            g = group[needed.panel[j]]
-            found += last[g] != k
-            last[g] = k
-        total += max(found - 1, 0) * sent.tile_bytes[k]
-    return total
-
-
-@compiled
-def _count_kept_copies(sent: Any, needed: Any, group: Any, groups: int, drop: float) -> int:
-    """The same where products whose norm is not above `drop` are left out.
-
-    A group needs a block if it does so for the largest norm it has.
-    """
-    best, touched = np.full(groups, -1.0), np.empty(groups, np.int64)
-    total = 0
-    for k in range(len(needed.ptr) - 1):
-        found = _groups_of_tile(needed, k, group, best, touched)
-        for i in range(sent.ptr[k], sent.ptr[k + 1]):
-            copies = 0
-            for t in range(found):
-                copies += product_norm(sent.norms[i], best[touched[t]]) > drop
-            total += max(copies - 1, 0) * sent.size[i]
-        for t in range(found):
-            best[touched[t]] = -1.0
-    return total
-
-
-@compiled
-def _copy_on(
-    sent: Any, needed: Any, own_place: Any, group: Any, group_place: Any, tile_place: Any, drop: float, received: Any
-) -> None:
-    """Add to each place the copies it receives: those that `_count_kept_copies` counts."""
-    groups = len(group_place)
-    best, touched = np.full(groups, -1.0), np.empty(groups, np.int64)
-    for k in range(len(needed.ptr) - 1):
-        found = _groups_of_tile(needed, k, group, best, touched)
-        for i in range(sent.ptr[k], sent.ptr[k + 1]):
-            place, home = own_place[sent.panel[i]] + tile_place[k], groups
-            for t in range(found):
-                if product_norm(sent.norms[i], best[touched[t]]) > drop:
-                    received[place + group_place[touched[t]]] += sent.size[i]
-                    home = min(home, touched[t])
-            if home < groups:
-                received[place + group_place[home]] -= sent.size[i]
-        for t in range(found):
-            best[touched[t]] = -1.0
-
-
-@compiled
-def _pass_on(met: Any, row_place: Any, col_place: Any, group: Any, group_place: Any, received: Any) -> None:
-    """Add to each place the partial results it receives: those to which an earlier group of k added before it does."""
-    row_of, group_of = np.full(len(col_place), -1, np.int64), np.empty(len(col_place), np.int64)
-    for i in range(len(met.row)):
-        row, col, own = met.row[i], met.col[i], group[met.part[i]]
-        if row_of[col] == row and group_of[col] != own:
-            received[row_place[row] + col_place[col] + group_place[own]] += met.result_bytes[i]
-        row_of[col], group_of[col] = row, own
-
-
-@compiled
-def _sum_flops(met: Any, row_place: Any, col_place: Any, part_place: Any, places: int) -> Any:
-    """Flops at each place of a grid."""
-    flops = np.zeros(places)
-    for i in range(len(met.row)):
-        flops[row_place[met.row[i]] + col_place[met.col[i]] + part_place[met.part[i]]] += met.flops[i]
-    return flops

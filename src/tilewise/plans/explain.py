@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tilewise.machine import Machine
 from tilewise.patterns import Pattern
 from tilewise.plans import projection
+from tilewise.plans.balance import over_mean
 from tilewise.plans.levels import Crossing, plan_crossings
 from tilewise.plans.work import Product
 from tilewise.trace import Level, Trace
@@ -177,7 +180,7 @@ def _memory_rows(plan: Plan, trace: Trace | None) -> list[tuple[str, str, str]]:
 
 
 def _time_rows(plan: Plan, machine: Machine, trace: Trace | None) -> list[tuple[str, str, str]]:
-    seconds = projection.project_seconds(plan, machine)
+    seconds = plan.on(machine).seconds
     measured = "" if trace is None else seconds_text(trace.seconds)
     rows = [("time", seconds_text(seconds), measured)]
     if plan.flops:
@@ -238,13 +241,13 @@ def _sharing_tables(plan: Plan, step: str = "") -> tuple[Table, ...]:
     traffic, shares = sharing.traffic, sharing.shares
     ranks = plan.runs[-1].ranks if plan.runs else ()
     settled = sharing.pool is None
-    flops = [rank.flops for rank in ranks]
+    flops = np.array([rank.flops for rank in ranks], np.float64)
     rows = [
         ("algorithm", sharing.algorithm_text, ""),
         (
             "most flops of a rank / mean",
             f"{traffic.imbalance:.3f}" if settled else "drawn",
-            f"{max(flops) * len(flops) / sum(flops):.3f}" if any(flops) else "",
+            f"{over_mean(flops):.3f}",
         ),
         ("between nodes", bytes_text(traffic.between_bytes.sum()), bytes_text(sum(r.between_bytes for r in ranks))),
         ("  messages", str(traffic.messages.sum()), str(sum(rank.messages for rank in ranks))),

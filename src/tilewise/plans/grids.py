@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import InputError
-from tilewise.plans.balance import cut_evenly
+from tilewise.plans.balance import cut_evenly, mirrored
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -89,7 +89,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class RankRates:
     """What a grid is weighed with."""
 
     flops: float
@@ -221,20 +221,61 @@ def deal_axis(weight: Floats, nodes: int, inside: int, contiguous: bool) -> Ints
         return np.repeat(np.arange(nodes * inside), np.diff(cut_evenly(weight, nodes * inside)))
     turn = np.arange(len(weight))
     group = np.empty(len(weight), np.int64)
-    group[np.argsort(-weight, kind="stable")] = _mirrored(turn, nodes) * inside + _mirrored(turn // nodes, inside)
+    group[np.argsort(-weight, kind="stable")] = mirrored(turn, nodes) * inside + mirrored(turn // nodes, inside)
     return group
 
 
-def _mirrored(turn: Ints, count: int) -> Ints:
-    """Who is served at each turn: forward, then backward (Herault et al. 2020, 3.2.1)."""
-    place = turn % (2 * count)
-    return np.minimum(place, 2 * count - 1 - place)
+def deal_boxes(weight: Floats, tiles: Ints, nodes: int, inside: int) -> Ints:
+    """Deal panels of several modes in boxes: every mode has an axis of its own within the axis of the grid.
+
+    This is what nested SUMMA does on grids with more than three dimensions (Irmler et al. 2023, 2.2): the tiles of each
+    mode are dealt to a part of the nodes and ranks, neighbours together.  The factors of both go, the largest first, to
+    the mode with the most tiles for each group.
+
+    Parameters
+    ----------
+    weight : array of float
+        What each panel costs.
+    tiles : array of int
+        One row for each panel: its tile in each mode.
+    nodes, inside : int
+        Nodes along the axis, and ranks of each.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> tiles = np.argwhere(np.ones((4, 4)))
+    >>> deal_boxes(np.ones(16), tiles, nodes=2, inside=2).reshape(4, 4).tolist()
+    [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]
+    """
+    by_mode = [total_by(column, weight, int(column.max(initial=-1)) + 1) for column in tiles.T]
+    occupied = np.array([np.count_nonzero(each) for each in by_mode])
+    cuts = np.ones((2, len(by_mode)), np.int64)
+    for level, number in enumerate((nodes, inside)):
+        for factor in reversed(prime_factors(number)):
+            cuts[level, np.argmax(occupied / cuts.prod(axis=0))] *= factor
+    node, local = (np.zeros(len(weight), np.int64) for _ in range(2))
+    for own, column, (across, within) in zip(by_mode, tiles.T, cuts.T.tolist(), strict=True):
+        group = deal_axis(own, across, within, contiguous=True)[column]
+        node, local = node * across + group // within, local * within + group % within
+    return node * inside + local
 
 
-def over_mean(loads: Floats) -> float:
-    """The largest over the mean; 1 if all are zero."""
-    mean = float(loads.mean()) if len(loads) else 0.0
-    return float(loads.max()) / mean if mean > 0 else 1.0
+def prime_factors(number: int) -> list[int]:
+    """Prime factors, in ascending order.
+
+    Examples
+    --------
+    >>> prime_factors(72)
+    [2, 2, 2, 3, 3]
+    """
+    found, factor = [], 2
+    while number > 1:
+        while number % factor == 0:
+            found.append(factor)
+            number //= factor
+        factor += 1
+    return found
 
 
 def total_by(group: Ints, weight: Floats | Ints, count: int) -> Floats:

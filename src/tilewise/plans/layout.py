@@ -43,10 +43,6 @@ class Layout:
     def __post_init__(self) -> None:
         self.owner.setflags(write=False)
 
-    def has(self, rank: int) -> npt.NDArray[np.bool_]:
-        """Which blocks a rank has."""
-        return (self.owner == rank) | (self.owner == EVERYBODY)
-
 
 def make_layout(name: str, pattern: Pattern, ranks: int) -> Layout:
     """Give every stored block an owner.
@@ -123,11 +119,6 @@ class Exchange:
     def blocks(self, message: int) -> Ints:
         """The blocks of a message."""
         return self.block[self.ptr[message] : self.ptr[message + 1]]
-
-    def between_nodes(self, ranks_per_node: int) -> int:
-        """Bytes that cross from one node to another."""
-        crosses = self.source // ranks_per_node != self.target // ranks_per_node
-        return int(self.message_bytes[crosses].sum())
 
 
 def plan_exchange(old: Layout, new: Layout, block_bytes: Ints) -> Exchange:

@@ -48,7 +48,7 @@ def list_pairs(plan: Plan) -> Pairs:
         entry, other = entry[kept], other[kept]
     own, met = rows.block[entry], by_inner.number[other]
     left, right = (met, own) if work.swapped else (own, met)
-    lengths = _lengths(plan, work)
+    lengths = tile_lengths(plan, work)
     col, inner = by_inner.other[other], rows.inner[entry]
     factor = 8 if plan.dtype.kind == "c" else 2
     sizes = (rows.size * rows.batch)[row[entry]] * cols.size[col] * lengths[inner]
@@ -61,8 +61,8 @@ def list_pairs(plan: Plan) -> Pairs:
     )
 
 
-def _lengths(plan: Plan, work: Product) -> Ints:
-    """Elements of each k tile."""
+def tile_lengths(plan: Plan, work: Product) -> Ints:
+    """Elements of each k tile, without those of the batch."""
     names = work.contraction.batch + work.contraction.k
     spaces = [plan.operands[0].pattern.spaces[work.contraction.left.index(name)] for name in names]
     return work.choices.tiles.sizes(spaces, range(len(work.contraction.batch), len(names)))

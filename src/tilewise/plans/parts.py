@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """What a rank computes in one stage."""
 
@@ -29,6 +30,7 @@ class Part:
     slots: Ints
     """Where each result block of it is among those of the whole."""
 
+    @cached_property
     def stored_blocks(self) -> tuple[Ints, ...]:
         """The stored blocks of each operand that are read."""
         work, operands = self.plan.work, self.plan.operands
@@ -63,12 +65,16 @@ def part_of_rank(plan: Plan, shares: Shares, stages: Ints, rank: int, stage: int
         chosen = np.flatnonzero(wanted)
         return Part(reduction_blocks(plan, chosen), chosen)
     if len(segments) == len(stages):
-        return Part(keep_part(plan, plan.work, wanted), np.arange(plan.result.nnz_blocks))
+        return keep_part(plan, plan.work, wanted)
     return _cut_off(plan, plan.work, wanted, segments)
 
 
-def keep_part(plan: Plan, work: Product, wanted: Flags) -> Plan:
-    """The same plan with the cells of some result blocks."""
+def keep_part(plan: Plan, work: Product, wanted: Flags) -> Part:
+    """The cells of some result blocks; the others are there, with nothing to do."""
+    return Part(_kept(plan, work, wanted), np.arange(plan.result.nnz_blocks))
+
+
+def _kept(plan: Plan, work: Product, wanted: Flags) -> Plan:
     strips, cells = keep_rows(work.row_strips, keep_blocks(work.cells, wanted))
     kept = replace(work, row_strips=strips, cells=cells)
     packed, buffers = buffer_bytes(plan.kernel, kept, plan.dtype)
@@ -90,7 +96,7 @@ def _cut_off(plan: Plan, work: Product, wanted: Flags, segments: Ints) -> Part |
     part = inspect_part(plan, left, right)
     slots = plan.result.find(part.result.index)
     assert isinstance(part.work, Product)
-    return Part(keep_part(part, part.work, wanted[slots]), slots)
+    return Part(_kept(part, part.work, wanted[slots]), slots)
 
 
 def _entries(side: Side, panels: Ints, inner: Flags) -> Ints:

@@ -129,6 +129,8 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Projected time of a run, from the machine's rates."""
+        if self.sharing is not None:
+            return self.sharing.seconds(self._machine())
         return projection.project_seconds(self, self._machine())
 
     @property

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.plans.balance import Deal, Tasks
+from tilewise.errors import InputError
+from tilewise.plans.balance import Deal, Tasks, over_mean
 from tilewise.plans.compile import compiled
 
 Ints = npt.NDArray[np.int64]
@@ -28,6 +29,13 @@ class TicketCost:
     """Seconds for the message to the counter and back."""
     service: float = 4e-7
     """Seconds in which the counter serves nobody else."""
+
+    def __post_init__(self) -> None:
+        if not (self.latency >= 0 and self.service >= 0):
+            raise InputError(
+                f"A ticket cannot take {self.latency!r} and {self.service!r} seconds. Expected numbers that are not "
+                "negative. Correct them."
+            )
 
     def per_call(self, callers: int) -> float:
         """Seconds for each call when so many do nothing but call."""
@@ -58,8 +66,7 @@ class Outcome:
     @property
     def imbalance(self) -> float:
         """The busiest rank's time over the mean."""
-        mean = float(self.busy.mean())
-        return float(self.busy.max()) / mean if mean > 0 else 1.0
+        return over_mean(self.busy)
 
     @property
     def ticket_share(self) -> float:

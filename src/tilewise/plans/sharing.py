@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import InputError, MemoryBudgetError
 from tilewise.machine import Machine
-from tilewise.plans.balance import BALANCERS, Deal, deal
+from tilewise.plans.balance import BALANCERS, Deal, cut_evenly, deal, longest_first, over_mean
 from tilewise.plans.budget import is_asked, parse_memory
 from tilewise.plans.cells import piece_of_segment
 from tilewise.plans.comparison import list_tasks
 from tilewise.plans.crossings import Crossings
-from tilewise.plans.grids import Grid, Rates, divisors, factorisations, node_shapes, shape_text, total_by
+from tilewise.plans.grids import RankRates, divisors, shape_text, total_by
 from tilewise.plans.layout import EVERYBODY
 from tilewise.plans.parts import Part, part_of_rank
 from tilewise.plans.plan import Plan
@@ -32,14 +34,14 @@ from tilewise.plans.shares import (
     share_on_grid,
     share_stationary,
 )
-from tilewise.plans.traffic import NOBODY, Traffic
+from tilewise.plans.traffic import NOBODY, Traffic, list_uses
 from tilewise.plans.work import Product, Sum
 from tilewise.spaces.integers import parse_count
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-UNEVEN = 1.25
+UNEVEN = 1.02
 """Imbalance from which a step that one node could share by result blocks is looked at more closely."""
 
 OVERLAPPED_BYTES = 1 << 24
@@ -51,7 +53,7 @@ STAGES = 4
 FEW_RANKS = 16
 """Ranks whose peaks are all worked out for a table."""
 
-SETTLED = ("static", "hypergraph")
+SETTLED = ("static", "hypergraph", "measured")
 """Balancers that say before a run who does what."""
 
 NETWORK_RATE = 1e9
@@ -67,9 +69,10 @@ class Request:
     ranks_per_node: int
     """How many of them share a node."""
     algorithm: str = "auto"
-    """One of `tilewise.plans.shares.ALGORITHMS`."""
+    """One of `tilewise.plans.shares.ALGORITHMS`; `family` is what it comes to."""
     balancer: str = "static"
-    """Who deals result blocks where ranks own them; one of `tilewise.plans.balance.BALANCERS`."""
+    """Who deals result blocks where ranks own them: one of `tilewise.plans.balance.BALANCERS`, or ``"measured"``: as
+    static, and from the second run of a plan on by the times of the run before."""
     reproducible: bool = False
     """Whether sums over k must have the bits of one rank: then k is not cut among ranks."""
 
@@ -80,10 +83,19 @@ class Request:
             raise InputError(
                 f"algorithm={self.algorithm!r} is unknown. Expected one of {', '.join(ALGORITHMS)}. Correct the name."
             )
-        if self.balancer not in BALANCERS:
+        if self.balancer not in (*BALANCERS, "measured"):
+            known = ", ".join((*BALANCERS, "measured"))
+            raise InputError(f"balancer={self.balancer!r} is unknown. Expected one of {known}. Correct the name.")
+        if self.balancer != "static" and self.algorithm in ("stationary", "summa"):
             raise InputError(
-                f"balancer={self.balancer!r} is unknown. Expected one of {', '.join(BALANCERS)}. Correct the name."
+                f"balancer={self.balancer!r} deals result blocks that ranks own, and algorithm={self.algorithm!r} puts "
+                'them on a grid. Expected one of both. Leave balancer= away, or use algorithm="owner".'
             )
+
+    @property
+    def family(self) -> str:
+        """The algorithm; a balancer that is asked for says that ranks own result blocks."""
+        return "owner" if self.algorithm == "auto" and self.balancer != "static" else self.algorithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +148,34 @@ class Sharing:
         """Who does what."""
         return self.traffic.shares
 
-    def fits(self, request: Request, owners: Sequence[Ints]) -> bool:
+    def fits(self, ranks: int, ranks_per_node: int, owners: Sequence[Ints]) -> bool:
         """Whether it was made for these ranks, and operands that lie where these do."""
-        same = (request.ranks, request.ranks_per_node) == (self.request.ranks, self.request.ranks_per_node)
+        same = (ranks, ranks_per_node) == (self.request.ranks, self.request.ranks_per_node)
         return same and all(map(np.array_equal, self.traffic.owners, owners))
 
+    @cached_property
+    def digest(self) -> int:
+        """A number that tells different sharings apart."""
+        result, found = self.plan.result, zlib.crc32(f"{self.plan.label} {self.plan.dtype} {self.request}".encode())
+        arrays = [result.index, self.shares.chain, self.traffic.stages, *self.traffic.owners]
+        if self.pool is not None:
+            deal = self.pool.deal
+            arrays += [deal.task, deal.ptr, deal.queue, self.pool.block]
+        for array in arrays:
+            found = zlib.crc32(np.ascontiguousarray(array).data, found)
+        return found
+
     def parts(self, rank: int) -> list[Part | None]:
-        """What a rank does, stage by stage."""
-        stages = self.traffic.stages
-        return [part_of_rank(self.plan, self.shares, stages, rank, s) for s in range(self.traffic.stage_count)]
+        """What a rank does, stage by stage; kept for the next run, of one rank at a time."""
+        if rank not in self._kept:
+            count, stages = self.traffic.stage_count, self.traffic.stages
+            self._kept.clear()
+            self._kept[rank] = [part_of_rank(self.plan, self.shares, stages, rank, stage) for stage in range(count)]
+        return self._kept[rank]
+
+    @cached_property
+    def _kept(self) -> dict[int, list[Part | None]]:
+        return {}
 
     @cached_property
     def fetched_bytes(self) -> int:
@@ -170,6 +201,10 @@ class Sharing:
             ranks = range(busiest := int(np.argmax(self.traffic.rank_flops)), busiest + 1)
         return max(self.peak_bytes(rank, self.parts(rank), workers) for rank in ranks)
 
+    def seconds(self, machine: Machine) -> float:
+        """Projected time on ranks of a machine."""
+        return machine.start_seconds + project_seconds(self, make_rates(self.plan, machine))
+
     @property
     def algorithm_text(self) -> str:
         """The family, and its grid or balancer."""
@@ -181,8 +216,11 @@ class Sharing:
 
     @property
     def tickets(self) -> int:
-        """Draws that a pool takes; a rank that steals may make more."""
-        return 0 if self.pool is None else self.pool.deal.tickets
+        """Draws that a pool takes: one for each task, and one of each rank that finds a queue empty."""
+        if self.pool is None:
+            return 0
+        dealt = self.pool.deal
+        return len(dealt.task) + self.shares.ranks**2 if dealt.balancer == "stealing" else dealt.tickets
 
     def buffer_share(self, rank: int) -> int:
         """A rank's share of the memory that its node fetches to."""
@@ -203,8 +241,9 @@ def plan_sharing(
     *,
     rank_of_block: Ints | None = None,
     machine: Machine | None = None,
+    fit: Callable[[Sharing], Sharing] | None = None,
 ) -> Sharing:
-    """Choose how ranks share a step.
+    """Choose how ranks share a step: the fastest way that fits.
 
     Parameters
     ----------
@@ -218,26 +257,76 @@ def plan_sharing(
         Who is to compute each result block, should that be settled.
     machine : Machine, optional
         Whose rates are used to choose; this computer's by default.
+    fit : callable, optional
+        Makes a way fit a budget, or raises a `MemoryBudgetError`, see `fit_budget`.
     """
-    rates = make_rates(plan, Machine.measured() if machine is None else machine)
+    where = Machine.measured() if machine is None else machine
+    rates = make_rates(plan, where)
     if rank_of_block is None and isinstance(plan.work, Sum) and owners[0].min(initial=0) >= 0:
         # Where the first source of each result block is.
         rank_of_block = owners[0][plan.operands[0].blocks.source[plan.work.source[plan.work.ptr[:-1]]]]
     if _is_drawn(plan, request, rank_of_block):
-        return _pooled(plan, request, owners)
-    made = [_sharing(plan, request, shares, owners) for shares in _candidates(plan, request, rates, rank_of_block)]
-    best = made[0] if len(made) == 1 else min(made, key=lambda sharing: project_seconds(sharing, rates))
-    return _overlapped(best)
+        ways = iter([_pooled(plan, request, owners, where)])
+    else:
+        found = list(_candidates(plan, request, where, rates, rank_of_block))
+        ways = _fastest_first(plan, request, found, owners, rates)
+    return _overlapped(next(ways)) if fit is None else _first_that_fits(ways, fit)
 
 
-def make_rates(plan: Plan, machine: Machine) -> Rates:
+def _fastest_first(
+    plan: Plan, request: Request, found: Sequence[Shares], owners: Sequence[Ints], rates: RankRates
+) -> Iterator[Sharing]:
+    """Ways to share a step, the fastest first; how fast one is is worked out when no other may be faster."""
+    uses = list_uses(plan)
+    made = [Sharing(request, Traffic(plan, each, tuple(owners), each.group, known_uses=uses)) for each in found]
+    if len(made) == 1:
+        yield made[0]
+        return
+    # What its busiest rank computes bounds a way's time from below.
+    waiting = [(float(way.traffic.rank_flops.max()) / rates.flops, number, False) for number, way in enumerate(made)]
+    heapq.heapify(waiting)
+    least = math.inf
+    while waiting:
+        _, number, is_time = heapq.heappop(waiting)
+        if is_time:
+            yield made[number]
+            continue
+        seconds, way = project_seconds(made[number], rates), made[number]
+        heapq.heappush(waiting, (seconds, number, True))
+        if seconds > least:  # what was worked out for it is not kept
+            made[number] = replace(way, traffic=replace(way.traffic))
+        least = min(least, seconds)
+
+
+def _first_that_fits(ways: Iterator[Sharing], fit: Callable[[Sharing], Sharing]) -> Sharing:
+    """The first of several ways that fits; if none does, the error names the least that one needs."""
+    refused = []
+    for way in ways:
+        try:
+            return fit(_overlapped(way))
+        except MemoryBudgetError as error:
+            refused.append(error)
+    raise min(refused, key=lambda error: error.least_bytes)
+
+
+def refined(plan: Plan, ranks: int) -> Ints | None:
+    """Who computes each result block, from what they took in the latest run on as many ranks; None before a run."""
+    for trace in reversed(plan.runs):
+        seconds = trace.block_seconds
+        if len(trace.ranks) == ranks and seconds is not None and seconds.any():
+            return np.repeat(np.arange(ranks), np.diff(cut_evenly(seconds, ranks)))
+    return None
+
+
+def make_rates(plan: Plan, machine: Machine) -> RankRates:
     """What a rank of the machine does in a second, from the flops and the time of the plan's own cells."""
     seconds = float(cell_seconds(plan, plan.work, machine).sum()) if isinstance(plan.work, Product) else 0.0
     flops = plan.flops / seconds if seconds > 0 and plan.flops else 1e9
-    return Rates(flops=flops, between=NETWORK_RATE, inside=machine.copy_rate * 1e9 / machine.cores)
+    workers, inside = min(plan.workers, machine.cores), machine.copy_rate * 1e9 / machine.cores
+    return RankRates(flops=flops * workers, between=NETWORK_RATE, inside=inside)
 
 
-def project_seconds(sharing: Sharing, rates: Rates) -> float:
+def project_seconds(sharing: Sharing, rates: RankRates) -> float:
     """Time of the busiest rank and of what the busiest node gets from others, one after the other."""
     traffic, node = sharing.traffic, sharing.shares.node(np.arange(sharing.shares.ranks))
     between = float(total_by(node, traffic.between_bytes, node[-1] + 1).max())
@@ -245,21 +334,17 @@ def project_seconds(sharing: Sharing, rates: Rates) -> float:
     return float(traffic.rank_flops.max()) / rates.flops + between / rates.between + inside / rates.inside
 
 
-def _sharing(plan: Plan, request: Request, shares: Shares, owners: Sequence[Ints]) -> Sharing:
-    return Sharing(request, Traffic(plan, shares, tuple(owners), shares.group))
-
-
 def _is_drawn(plan: Plan, request: Request, rank_of_block: Ints | None) -> bool:
     """Whether ranks draw tasks: not where sums are made in pieces, or it is settled who computes what."""
     if request.balancer in SETTLED or rank_of_block is not None or not plan.result.nnz_blocks:
         return False
-    return isinstance(plan.work, Product) and plan.work.choices.pieces == 1 and request.algorithm in ("auto", "owner")
+    return isinstance(plan.work, Product) and plan.work.choices.pieces == 1 and request.family == "owner"
 
 
-def _pooled(plan: Plan, request: Request, owners: Sequence[Ints]) -> Sharing:
+def _pooled(plan: Plan, request: Request, owners: Sequence[Ints], machine: Machine) -> Sharing:
     """Tasks in queues that ranks draw from; until they have, their blocks are taken to be dealt evenly."""
     null = request.balancer == "counter"
-    tasks = list_tasks(plan, Machine.measured(), null=null)
+    tasks = list_tasks(plan, machine, null=null)
     dealt = deal(request.balancer, tasks, request.ranks, request.ranks_per_node)
     block = np.full(len(tasks.cost), -1, np.int64)
     block[tasks.nonnull if null else np.arange(plan.result.nnz_blocks)] = np.arange(plan.result.nnz_blocks)
@@ -273,46 +358,49 @@ def _pooled(plan: Plan, request: Request, owners: Sequence[Ints]) -> Sharing:
     return Sharing(request, traffic, Pool(dealt, block, place))
 
 
-def _candidates(plan: Plan, request: Request, rates: Rates, rank_of_block: Ints | None) -> Iterator[Shares]:
+def _candidates(
+    plan: Plan, request: Request, machine: Machine, rates: RankRates, rank_of_block: Ints | None
+) -> Iterator[Shares]:
     """The shares to choose from."""
     ranks, per_node = request.ranks, request.ranks_per_node
     if isinstance(plan.work, Sum) or not plan.result.nnz_blocks or rank_of_block is not None:
         yield share_by_owner(plan, ranks, per_node, rank_of_block)
         return
-    if request.algorithm in ("auto", "owner") and plan.work.choices.pieces > 1:
+    if request.family in ("auto", "owner") and plan.work.choices.pieces > 1:
         yield share_by_pieces(plan, ranks, per_node)
         return
-    if request.algorithm in ("auto", "owner"):
-        owner = share_by_owner(plan, ranks, per_node, _dealt(plan, request))
+    if request.family in ("auto", "owner"):
+        owner = share_by_owner(plan, ranks, per_node, _dealt(plan, request, machine))
         yield owner
-        loads = total_by(owner.chain[:, 0], block_flops(plan), ranks)
-        if request.algorithm == "owner" or (ranks <= per_node and loads.max() < UNEVEN * loads.mean()):
+        flops = block_flops(plan)
+        is_even = over_mean(total_by(owner.chain[:, 0], flops, ranks)) < UNEVEN
+        if ranks <= per_node and request.balancer == "static" and not is_even:
+            # Inside a node it does not matter who has neighbours.
+            order, ptr = longest_first(flops, np.ones(ranks))
+            rank = np.empty(len(flops), np.int64)
+            rank[order] = np.repeat(np.arange(ranks), np.diff(ptr))
+            yield share_by_owner(plan, ranks, per_node, rank)
+        if request.family == "owner" or (ranks <= per_node and is_even):
             return
-    if request.algorithm in ("auto", "stationary"):
+    if request.family in ("auto", "stationary"):
         held = int(np.argmax([operand.pattern.nnz_elements for operand in plan.operands]))
         yield from (share_stationary(plan, ranks, per_node, p, held) for p in divisors(ranks))
-    if request.algorithm in ("auto", "summa"):
+    if request.family in ("auto", "summa"):
         yield from _on_grids(plan, request, rates)
 
 
-def _dealt(plan: Plan, request: Request) -> Ints | None:
+def _dealt(plan: Plan, request: Request, machine: Machine) -> Ints | None:
     """Who computes each result block, if a balancer that is not the default deals them."""
     if request.balancer != "hypergraph":
         return None
-    tasks = list_tasks(plan, Machine.measured(), null=False)
+    tasks = list_tasks(plan, machine, null=False)
     return deal(request.balancer, tasks, request.ranks, request.ranks_per_node).rank_of_task(len(tasks.cost))
 
 
-def _on_grids(plan: Plan, request: Request, rates: Rates) -> Iterator[Shares]:
+def _on_grids(plan: Plan, request: Request, rates: RankRates) -> Iterator[Shares]:
     """The best grid of rows, columns and k; of nodes that are not full, ranks count one by one."""
     ranks, per_node = request.ranks, math.gcd(request.ranks, min(request.ranks_per_node, request.ranks))
-    grids = [
-        Grid(shape, inside)
-        for shape in factorisations(ranks, 3)
-        if shape[2] == 1 or not request.reproducible
-        for inside in node_shapes(shape, per_node)
-    ]
-    best = Crossings(plan).weigh(grids, rates).best
+    best = Crossings(plan).search(ranks, per_node, rates, cut_k=not request.reproducible).best
     yield share_on_grid(plan, best.grid, request.ranks_per_node, best.row_group, best.col_group, best.segment_group)
 
 
@@ -324,9 +412,9 @@ def _overlapped(sharing: Sharing) -> Sharing:
 
 
 def _may_be_cut(sharing: Sharing) -> bool:
-    """Whether the sums of a group may be made in stages: not if pieces of them have to start from zero."""
+    """Whether the sums of a group may be made in stages: not in a pool, or if pieces have to start from zero."""
     work, group = sharing.plan.work, sharing.shares.group
-    if isinstance(work, Sum):
+    if isinstance(work, Sum) or sharing.pool is not None:
         return False
     pieces = piece_of_segment(np.arange(len(group)), len(group), work.choices.pieces)
     return len(np.unique(group * work.choices.pieces + pieces)) == sharing.shares.groups
@@ -406,11 +494,13 @@ def share_steps(
     machine : Machine, optional
         Whose rates are used to choose.
     """
+    fit = None
+    if budget is not None and request.ranks <= FEW_RANKS:
+        fit = partial(fit_budget, budget=budget, peak_of=lambda found: found.largest_peak(found.plan.workers))
     where, made = dict(enumerate(owners)), []
     for step in steps:
-        sharing = plan_sharing(step.plan, request, [where[number] for number in step.inputs], machine=machine)
-        if budget is not None and request.ranks <= FEW_RANKS:
-            sharing = fit_budget(sharing, budget, lambda found: found.largest_peak(found.plan.workers))
+        inputs = [where[number] for number in step.inputs]
+        sharing = plan_sharing(step.plan, request, inputs, machine=machine, fit=fit)
         where[step.result] = sharing.shares.layout().owner
         made.append(replace(step, plan=replace(step.plan, sharing=sharing, budget=budget)))
     return tuple(made)

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.plans.balance import over_mean
 from tilewise.plans.grids import total_by
 from tilewise.plans.layout import EVERYBODY, Exchange, list_messages, plan_exchange
 from tilewise.plans.pairs import list_pairs
@@ -76,6 +77,11 @@ class Arrivals:
         begin, end = low + np.searchsorted(self.node[low:high], [node, node + 1])
         return self._part(slice(int(begin), int(end)))
 
+    def count(self, stage: int) -> int:
+        """How many come in a stage, to all nodes."""
+        low, high = np.searchsorted(self.stage, [stage, stage + 1])
+        return int(high - low)
+
     def exchange(self, stage: int, block_bytes: Ints) -> Exchange:
         """The messages of a stage between all ranks."""
         low, high = np.searchsorted(self.stage, [stage, stage + 1])
@@ -105,6 +111,8 @@ class Traffic:
     """Stage of each k segment: what is fetched together.  A stage lies in one group."""
     node_of_block: Ints | None = None
     """Of a pool: the node of each result block, `EVERYBODY` if any node may compute it; None if it is settled who."""
+    known_uses: Uses | None = None
+    """The uses of operand blocks, if they are known already."""
 
     @property
     def stage_count(self) -> int:
@@ -114,7 +122,7 @@ class Traffic:
     @cached_property
     def uses(self) -> Uses:
         """The uses of operand blocks."""
-        return list_uses(self.plan)
+        return list_uses(self.plan) if self.known_uses is None else self.known_uses
 
     @cached_property
     def rank(self) -> Ints:
@@ -129,8 +137,7 @@ class Traffic:
     @property
     def imbalance(self) -> float:
         """The busiest rank's flops over the mean."""
-        flops = self.rank_flops
-        return float(flops.max() / flops.mean()) if flops.sum() else 1.0
+        return over_mean(self.rank_flops)
 
     def block_bytes(self, operand: int) -> Ints:
         """Bytes of the stored blocks of an operand."""
@@ -245,8 +252,8 @@ def _needs(block: Ints, stage: Ints, rank: Ints, owner: Ints, ranks: int) -> tup
     """Stage, rank and block of what a rank does not have itself, in that order."""
     count = max(len(owner), 1)
     other = (owner[block] != EVERYBODY) & (owner[block] != rank)
-    key = np.unique((stage[other] * ranks + rank[other]) * count + block[other])
-    early, found = np.divmod(key, count)
+    key = np.sort((stage[other] * ranks + rank[other]) * count + block[other])
+    early, found = np.divmod(key[np.diff(key, prepend=-1) != 0], count)
     when, who = np.divmod(early, ranks)
     return when, who, found
 

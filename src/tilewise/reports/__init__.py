@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewise.reports.html import write_page
-from tilewise.reports.plots import plot_pattern
+from tilewise.reports.plots import plot_pattern, plot_ranks
 from tilewise.reports.tables import show
 
-__all__ = ["plot_pattern", "show", "write_page"]
+__all__ = ["plot_pattern", "plot_ranks", "show", "write_page"]

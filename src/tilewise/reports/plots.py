@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewise.errors import InputError, MissingPackageError
 from tilewise.patterns import Pattern, expand
+from tilewise.plans import Plan
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.html import composite_edges, composite_tiles
 
@@ -22,6 +23,13 @@ Logarithmic = Literal["", "x", "y", "xy"]
 
 MARKERS = "osD^vP"
 """Series are told apart without colours too."""
+SPANS = (
+    ("compute", "computing"),
+    ("add", "adding sums"),
+    ("fetch", "waiting for blocks"),
+    ("wait", "waiting for neighbours"),
+)
+"""What a rank does: the names of a trace, and words for them."""
 MOST_TICKS = 12
 """There is room for so many on an axis."""
 
@@ -140,6 +148,41 @@ def _apart(places: Sequence[float]) -> list[float]:
         if MOST_TICKS * np.log(place / kept[-1]) >= np.log(places[-1] / places[0]):
             kept.append(place)
     return kept
+
+
+def plot_ranks(plan: Plan, ax: Axes | None = None) -> Axes:
+    """Draw what each rank did in the latest run of a plan: computed, waited for blocks, waited for its neighbours.
+
+    Parameters
+    ----------
+    plan : Plan
+        What was run on several ranks; every rank can draw it.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Where it was drawn: one bar for each rank, in seconds.
+    """
+    ranks = plan.runs[-1].ranks if isinstance(plan, Plan) and plan.runs else ()
+    if not ranks:
+        raise InputError(
+            "plot_ranks needs a plan that was run on several ranks. Expected one step, run under mpiexec. Run it with "
+            "tw.execute first, or give it one of the steps of a program."
+        )
+    axes, number = _new_axes() if ax is None else ax, np.arange(len(ranks))
+    begin = np.zeros(len(ranks))
+    for what, label in SPANS:
+        seconds = np.array([rank.seconds(what) for rank in ranks])
+        axes.barh(number, seconds, left=begin, label=label)
+        begin += seconds
+    rest = np.maximum(plan.runs[-1].seconds - begin, 0.0)
+    axes.barh(number, rest, left=begin, label="the rest", color="0.85")
+    axes.set(xlabel="seconds", ylabel="rank", title=plan.label, yticks=number[:: 1 + len(number) // MOST_TICKS])
+    axes.invert_yaxis()
+    axes.legend(frameon=False)
+    return axes
 
 
 def save_plot(ax: Axes, path: Path | str) -> tuple[Path, Path]:

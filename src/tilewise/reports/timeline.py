@@ -26,6 +26,10 @@ def save_timeline(plan: Plan | Program, path: str | os.PathLike[str]) -> None:
     path : str or Path
         The file; it appears whole or not at all.
     """
+    if not isinstance(plan, (Plan, Program)):
+        raise InputError(
+            f"save_timeline was given a {type(plan).__name__}. Expected what tw.plan returns. Pass the plan that ran."
+        )
     steps = [plan] if isinstance(plan, Plan) else [step.plan for step in plan.steps]
     traces = [step.runs[-1] for step in steps if step.runs]
     if not any(trace.ranks for trace in traces):
@@ -34,8 +38,8 @@ def save_timeline(plan: Plan | Program, path: str | os.PathLike[str]) -> None:
             "tw.execute first."
         )
     text = json.dumps({"traceEvents": list(_events(traces)), "displayTimeUnit": "ms"})
-    with draft(parse_path(path)) as handle:
-        os.write(handle, text.encode())
+    with draft(parse_path(path)) as handle, open(handle, "wb", closefd=False) as file:
+        file.write(text.encode())
 
 
 def _events(traces: Sequence[Trace]) -> Iterator[dict[str, Any]]:

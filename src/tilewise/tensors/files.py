@@ -210,10 +210,7 @@ class ScratchFile:
 
 def save_tensor(tensor: BlockTensor, path: str | os.PathLike[str]) -> None:
     """Write a tensor to a file, which appears whole or not at all; see `BlockTensor.save`."""
-    if tensor.in_memory:
-        tensor.arena.agree(lambda: _save(tensor, path), once=True)
-    else:
-        _save(tensor, path)
+    tensor.engine.agree(lambda: _save(tensor, path), once=True)
 
 
 def _save(tensor: BlockTensor, path: str | os.PathLike[str]) -> None:

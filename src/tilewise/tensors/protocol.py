@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from tilewise.machine import Machine
     from tilewise.patterns import Pattern
     from tilewise.plans import Plan
-    from tilewise.tensors.storage import Arena
+    from tilewise.tensors.storage import Arena, Result
     from tilewise.tensors.tensor import BlockTensor
 
 Scalar = int | float | complex
@@ -28,6 +29,14 @@ class Engine(Protocol):
         """How many workers share a plan."""
 
     @property
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+
+    @property
+    def machine(self) -> Machine:
+        """The computer that plans are made for."""
+
+    @property
     def ranks(self) -> int:
         """How many processes run the same script."""
 
@@ -40,6 +49,12 @@ class Engine(Protocol):
 
     def spread(self, tensor: BlockTensor, layout: str) -> BlockTensor:
         """The tensor with its blocks given to ranks in another way."""
+
+    def agree(self, work: Callable[[], Result], *, once: bool = False) -> Result | None:
+        """Have every process do something, or the first one; if one fails, all raise its error."""
+
+    def abandon(self, error: BaseException) -> None:
+        """Told that this process gives up, so that no other waits for it."""
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan as this engine runs it."""

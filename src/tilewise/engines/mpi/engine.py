@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +22,18 @@ from tilewise.engines.progress import Tell, Watch
 from tilewise.engines.streaming import Call
 from tilewise.engines.targets import find_slots
 from tilewise.engines.threads import OWN_KERNEL, Hosted, ThreadsEngine
-from tilewise.engines.workers import available_cores
 from tilewise.errors import InputError
 from tilewise.expressions import Reduction
+from tilewise.machine import Machine
 from tilewise.patterns import Pattern
 from tilewise.plans import Plan, Product, Sum, inspect_reduction
 from tilewise.plans.layout import EVERYBODY, LAYOUTS, make_layout
 from tilewise.plans.parts import Part
-from tilewise.plans.sharing import Pool, Request, Sharing, fit_budget, plan_sharing
+from tilewise.plans.sharing import Pool, Request, Sharing, fit_budget, plan_sharing, refined
 from tilewise.plans.traffic import NOBODY
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.protocol import Scalar
-from tilewise.tensors.storage import Arena
+from tilewise.tensors.storage import Arena, Result
 from tilewise.trace import RankTrace, Trace
 
 Ints = npt.NDArray[np.int64]
@@ -50,7 +51,8 @@ class MpiEngine(Hosted):
     Parameters
     ----------
     workers : int, optional
-        Threads of each rank; the cores that the process may use, divided by the ranks that share them, by default.
+        Threads of each rank; as many as it has cores to itself by default.  Ranks that a launcher did not give cores
+        of their own share those of the computer evenly.
     ranks_per_node : int, optional
         How many neighbouring ranks are taken for a node; those on one computer by default.
     layout : str
@@ -72,10 +74,19 @@ class MpiEngine(Hosted):
             raise InputError(f"layout={layout!r} is unknown. Expected one of {', '.join(LAYOUTS)}. Correct the name.")
         self.world: World = make_world(ranks_per_node)
         self.layout = layout
-        share = max(available_cores() // self.world.neighbours.size, 1) if workers is None else workers
-        self.host = ThreadsEngine(share, progress=progress)
+        self.host = ThreadsEngine(self.world.cores if workers is None else workers, progress=progress)
         self.progress = self.host.progress if self.world.rank == 0 else None
         self.memory = self.host.memory
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return self.world.rank
+
+    @property
+    def machine(self) -> Machine:
+        """Where plans are made for: the computer of the first rank, so that all plan alike."""
+        return self.world.machine
 
     @property
     def ranks(self) -> int:
@@ -91,6 +102,14 @@ class MpiEngine(Hosted):
     def node(self) -> Node:
         """The memory that this rank shares with others."""
         return make_node(self.world)
+
+    def agree(self, work: Callable[[], Result], *, once: bool = False) -> Result | None:
+        """Have every rank do something, or the first one; if one fails, all raise its error."""
+        return self.world.agree(work, once=once)
+
+    def abandon(self, error: BaseException) -> None:
+        """End all ranks because this one leaves: alone, it would have the others wait for it."""
+        self.world.end(error)
 
     def allocate(self, pattern: Pattern, dtype: npt.DTypeLike, *, zero: bool) -> Arena:
         """Storage for a new tensor: every rank keeps what is small, and shares what is not."""
@@ -123,6 +142,11 @@ class MpiEngine(Hosted):
         made = self.prepare(plan)
         if not self._is_shared(made, operands, out):
             return super().run(plan, operands, out=out, alpha=alpha, beta=beta)
+        if out is not None and isinstance(out.storage, Spread) and out.storage.node is not self.node:
+            raise InputError(
+                f"out= of {plan.label} was made with another ranks_per_node= than this engine has. Expected the same. "
+                "Make it under the engine that adds to it."
+            )
         begin = time.perf_counter()
         with Watch(self.progress, made.label, made.flops) as watch:
             converted = tuple(self._converted(operand, made) for operand in operands)
@@ -149,8 +173,11 @@ class MpiEngine(Hosted):
 
     def _drawn(self, run: SharedRun, pool: Pool) -> BlockTensor:
         """A result whose tasks the ranks draw."""
-        with Counter(self.world.everyone) as counter:
-            result, drawing = run.draw_result(self, pool, counter)
+        with self.world.calling:
+            counter = Counter(self.world.everyone)
+        result, drawing = run.draw_result(self, pool, counter)
+        with self.world.calling:
+            counter.close()
         run.counts.tickets = drawing.tickets
         return result
 
@@ -162,7 +189,7 @@ class MpiEngine(Hosted):
         if self.world.size == 1:
             return tensor
         made = make_spread(self.node, tensor.pattern, owners, tensor.dtype, zero=False)
-        if isinstance(tensor.storage, Spread):
+        if isinstance(tensor.storage, Spread) and tensor.storage.node is self.node:
             change_layout(self.node, tensor.storage, made)
         else:
             tensor.read_into(made)
@@ -170,8 +197,12 @@ class MpiEngine(Hosted):
 
     def replicated(self, tensor: BlockTensor) -> BlockTensor:
         """A tensor whose blocks every rank has."""
+        if not tensor.in_memory:
+            arena = Arena.allocate(tensor.pattern, tensor.dtype, zero=False)
+            tensor.read_into(arena)
+            return BlockTensor(tensor.pattern, arena, self, tensor.error_bound)
         if not isinstance(tensor.storage, Spread):
-            return tensor.loaded()
+            return tensor
         arena, item = Arena.allocate(tensor.pattern, tensor.dtype, zero=False), tensor.dtype.itemsize
         for row, part in arena.parts(tensor.pattern):
             if tensor.storage.layout.owner[row] == self.world.rank:
@@ -189,6 +220,11 @@ class MpiEngine(Hosted):
         return isinstance(plan.work, Product) and plan.flops >= LEAST_FLOPS
 
     def _converted(self, operand: BlockTensor, plan: Plan) -> BlockTensor:
+        """An operand with the plan's element type, in the memory of these nodes."""
+        if isinstance(operand.storage, Spread) and operand.storage.node is not self.node:
+            made = make_spread(self.node, operand.pattern, operand.storage.layout, operand.dtype, zero=False)
+            operand.read_into(made)
+            operand = BlockTensor(operand.pattern, made, self, operand.error_bound)
         same = not operand.in_memory or operand.dtype == plan.dtype
         return operand if same else operand.astype(plan.dtype)
 
@@ -200,12 +236,22 @@ class MpiEngine(Hosted):
         sharing = plan.sharing
         request = Request(self.ranks, self.ranks_per_node) if sharing is None else sharing.request
         settled = self._settled(plan, out)
-        if sharing is None or settled is not None or not sharing.fits(request, owners):
-            request = replace(request, ranks=self.ranks, ranks_per_node=self.ranks_per_node)
-            sharing = plan_sharing(plan, request, owners, rank_of_block=settled)
+        if settled is None and request.balancer == "measured":
+            settled = refined(plan, self.ranks)
+        fit, same_budget = None, True
         if plan.budget is not None:
-            made = made_bytes(operands)
-            sharing = fit_budget(sharing, plan.budget, lambda found: self._largest_peak(found) + made)
+            made, budget = made_bytes(operands), self.world.least(plan.budget)
+            same_budget = self.world.largest(plan.budget) == budget  # else ranks may have planned different stages
+            fit = partial(fit_budget, budget=budget, peak_of=lambda found: self._largest_peak(found) + made)
+        fits = sharing is not None and same_budget and sharing.fits(self.ranks, self.ranks_per_node, owners)
+        if sharing is None or settled is not None or not fits:
+            request = replace(request, ranks=self.ranks, ranks_per_node=self.ranks_per_node)
+            sharing = plan_sharing(
+                plan, request, owners, rank_of_block=settled, machine=plan.machine or self.machine, fit=fit
+            )
+        elif fit is not None:
+            sharing = fit(sharing)
+        self.world.check_agreed(sharing.digest, plan.label)
         return sharing, sharing.parts(self.world.rank)
 
     def _settled(self, plan: Plan, out: BlockTensor | None) -> Ints | None:
@@ -236,6 +282,7 @@ class MpiEngine(Hosted):
             library=self.host.blas.name if plan.kernel == "gemm" else OWN_KERNEL,
             phases=run.traffic.stage_count,
             ranks=self._rank_traces(run),
+            block_seconds=None if run.block_seconds is None else self.world.sum(run.block_seconds),
         )
 
     def _rank_traces(self, run: SharedRun) -> tuple[RankTrace, ...]:

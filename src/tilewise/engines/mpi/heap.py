@@ -55,13 +55,18 @@ class Heap:
         """A piece of so many bytes, uninitialised; it is handed out again when no rank has a view of it any more."""
         if size == 0:
             return np.zeros(0, np.uint8)
-        place = np.zeros(2, np.int64)
+        place = np.zeros(3, np.int64)
         if self._pieces is not None:
             self._reclaim(self._pieces)
-            place[:] = self._pieces.take(_round_up(size))
+            place[:] = *self._pieces.take(_round_up(size)), size
         with self._calling:
             self._neighbours.Bcast(place)
-        slot, begin = place.tolist()
+        slot, begin, asked = place.tolist()
+        if asked != size:
+            raise TilewiseError(
+                f"Ranks do not agree on a tensor: one needs {size} bytes for it on its node, another {asked}. Expected "
+                "the same calls on every rank. Give every rank the same seeds, patterns and options."
+            )
         if slot < 0:
             raise MemoryError(
                 f"The ranks of a node share {self.capacity} bytes, and {begin} of them are in use: a piece of {size} "

@@ -101,11 +101,11 @@ def copy_own(source: Places, target: Places, blocks: Ints, sizes: Ints) -> None:
 
 
 def carry_blocks(node: Node, old: Layout, new: Layout, source: Places, target: Places, sizes: Ints) -> Moved:
-    """Bring blocks from one layout to another; then all ranks of a node see where they are."""
+    """Bring blocks from one layout to another; afterwards every rank may read them."""
     rank = node.world.rank
     copy_own(source, target, np.flatnonzero((old.owner == rank) & (new.owner == rank)), sizes)
     moved = move_blocks(node, plan_exchange(old, new, sizes), source, target, sizes)
-    node.world.meet()
+    node.world.meet(everywhere=True)
     return moved
 
 

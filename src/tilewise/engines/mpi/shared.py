@@ -9,13 +9,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.engines.current import using
 from tilewise.engines.mpi.counter import Counter
-from tilewise.engines.mpi.drawing import Drawing, by_block
+from tilewise.engines.mpi.drawing import Drawing, Timing, by_block
 from tilewise.engines.mpi.moves import Moved, Places, carry_blocks, copy_own, move_blocks
 from tilewise.engines.mpi.node import Node
 from tilewise.engines.mpi.spread import Spread, make_spread
@@ -23,18 +24,18 @@ from tilewise.engines.streaming import Call
 from tilewise.engines.targets import Target, find_slots, scale_target
 from tilewise.engines.threads import Follow, ThreadsEngine
 from tilewise.plans.layout import EVERYBODY, Layout
-from tilewise.plans.parts import Part
+from tilewise.plans.parts import Part, keep_part
 from tilewise.plans.sharing import Pool, Sharing
-from tilewise.plans.traffic import NOBODY, Arrivals, Traffic
+from tilewise.plans.traffic import Arrivals, Traffic
+from tilewise.plans.work import Product
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.generated import Generated
-from tilewise.tensors.storage import Arena, checked_norms
+from tilewise.tensors.storage import Arena, Result, checked_norms, sum_of_squares
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -44,9 +45,7 @@ class Counts:
     work: Ints = field(default_factory=lambda: np.zeros(3, np.int64))
     """Tasks, dense products and flops."""
     read_bytes: int = 0
-    """Bytes of operand blocks that it read and did not own."""
-    brought_bytes: int = 0
-    """Those of them that it brought itself, from other nodes or from a maker."""
+    """Bytes of operand blocks that it read, and that another rank of its node owned or brought."""
     tickets: int = 0
     """Draws from counters."""
     moved: Moved = field(default_factory=Moved)
@@ -57,7 +56,7 @@ class Counts:
     @property
     def inside_bytes(self) -> int:
         """Bytes that it read of other ranks of its node, or that another rank of it brought."""
-        return self.read_bytes - self.brought_bytes + self.moved.inside_bytes
+        return self.read_bytes + self.moved.inside_bytes
 
 
 class NodeFetcher:
@@ -75,8 +74,12 @@ class NodeFetcher:
         self._ahead.shutdown(wait=False, cancel_futures=True)
 
     def start(self, stage: int) -> Future[list[BlockTensor]]:
-        """Fetch what a stage needs, in a thread of its own and in the context of the run."""
-        return self._ahead.submit(self._context.run, self._fetch, stage)
+        """Fetch what a stage needs, in a thread of its own and in the context of the run; at once if nothing comes."""
+        if any(arrivals.count(stage) for arrivals in self._traffic.arrivals):
+            return self._ahead.submit(self._context.run, self._fetch, stage)
+        there: Future[list[BlockTensor]] = Future()
+        there.set_result(self._fetch(stage))
+        return there
 
     def _fetch(self, stage: int) -> list[BlockTensor]:
         buffers = self._buffers[stage % len(self._buffers)]
@@ -89,7 +92,6 @@ class NodeFetcher:
         here = arrivals.at(stage, self._node.world.node)
         begin = np.full(len(size), -1)
         begin[here.block] = np.cumsum(size[here.block]) - size[here.block] + self._node.heap.place(buffer)
-        self._counts.brought_bytes += int(size[here.block[here.rank == self._node.world.rank]].sum())
         if isinstance(operand.storage, Spread):
             source = Places.of(operand.storage)
             exchange = arrivals.exchange(stage, size)
@@ -105,11 +107,12 @@ class NodeFetcher:
         return BlockTensor(operand.pattern, Arena(self._node.heap.whole(dtype), offsets), operand.engine)
 
     def _make(self, operand: BlockTensor, here: Arrivals, begin: Ints) -> None:
-        """Make or read the blocks that this rank is charged with."""
+        """Make or read the blocks that this rank is charged with, without other ranks."""
         values = self._node.heap.whole(self._traffic.plan.dtype)
         for block in here.block[here.rank == self._node.world.rank].tolist():
             first = int(begin[block]) // values.itemsize
-            operand.storage.read(block, values[first : first + int(operand.pattern.block_sizes[block])])
+            with using(None):
+                operand.storage.read(block, values[first : first + int(operand.pattern.block_sizes[block])])
 
 
 def made_bytes(operands: Sequence[BlockTensor]) -> int:
@@ -149,6 +152,8 @@ class SharedRun:
         self.traffic, self.shares, self.pool, self.plan = sharing.traffic, sharing.shares, sharing.pool, call.plan
         self.fetched_bytes = sharing.buffer_share(node.world.rank) + made_bytes(call.operands)
         self.counts = Counts()
+        self.block_seconds = np.zeros(self.plan.result.nnz_blocks) if sharing.request.balancer == "measured" else None
+        """What each result block took on this rank, if that is asked for."""
 
     def make_result(self, engine: Engine) -> BlockTensor:
         """The result as a new tensor, whose blocks the ranks own that computed them."""
@@ -162,10 +167,9 @@ class SharedRun:
         for group, other in self.shares.additions:
             self._timed("add", partial(self._add_sums, totals[group], totals[other]))
         result = BlockTensor(self.plan.result, totals[0], engine)
-        if self.shares.groups == 1:
-            result.replace_norms(self._norms(squares, totals[0], totals[0].held, every))
-        else:
-            result.replace_norms(totals[0].norms())
+        if self.shares.groups > 1:
+            squares[totals[0].held] = [sum_of_squares(block) for _, block in totals[0].parts(self.plan.result)]
+        result.replace_norms(self._norms(squares, totals[0], totals[0].held, every))
         return result
 
     def add_to(self, out: BlockTensor) -> None:
@@ -175,7 +179,7 @@ class SharedRun:
         self.node.world.meet()  # nobody reads it any more
         scale_target(target, self.call.beta)
         mine = np.flatnonzero(self.shares.wanted(self.node.world.rank, 0))
-        if isinstance(out.storage, Spread) and out.storage.complete:
+        if isinstance(out.storage, Spread) and self.node.world.nodes == 1:
             self.node.world.meet()
             squares = self._run([target])
             norms = self._norms(squares, out.storage, mine, slots)
@@ -189,12 +193,16 @@ class SharedRun:
         assert node_of is not None
         part, first_task = by_block(self.plan, (node_of == EVERYBODY) | (node_of == world.node))
         sizes = self.plan.result.block_sizes
+        if self.call.account is not None:
+            share = -(-self.plan.result_bytes // world.neighbours.size)
+            self.call.account.take(share, "What the ranks of a node draw")
         room = self.node.heap.take(self.plan.result_bytes).view(self.plan.dtype)
         place = self.node.heap.place(room.view(np.uint8)) // self.plan.dtype.itemsize
         drawn = Arena(self.node.heap.whole(self.plan.dtype), np.cumsum(sizes) - sizes + place)
         if self.plan.kernel == "loops" and world.neighbours.rank == 0:
             room[...] = 0
-        counter.reset()
+        with world.calling:
+            counter.reset()
         drawing = Drawing(pool, counter, world, self.host.workers, first_task)
         every = np.arange(len(sizes))
         tensor = BlockTensor(self.plan.result, drawn, self.host)
@@ -218,6 +226,8 @@ class SharedRun:
         owner[mine] = self.node.world.rank
         total = self._new(Layout(self.shares.ranks, self.node.world.sum(owner)))
         copy_own(Places.of(drawn), Places.of(total), mine, total.sizes * total.dtype.itemsize)
+        assert isinstance(self.plan.work, Product)
+        self._count_reads(keep_part(self.plan, self.plan.work, np.isin(np.arange(len(squares)), mine)), 0)
         result = BlockTensor(self.plan.result, total, engine)
         result.replace_norms(self._norms(squares, total, mine, np.arange(len(squares))))
         return result
@@ -262,6 +272,9 @@ class SharedRun:
         """Compute every stage while the next one is fetched; the sum of squares of each block that this rank summed."""
         world = self.node.world
         squares, stages = np.zeros(self.plan.result.nnz_blocks), self.traffic.stages
+        if not self.parts:
+            self._timed("wait", world.meet)
+            return squares
         with self._fetching() as fetcher:
             coming = fetcher.start(0)
             for stage, part in enumerate(self.parts):
@@ -273,6 +286,7 @@ class SharedRun:
                 if part is not None:
                     group = int(self.shares.group[np.argmax(stages == stage)])
                     found = self._compute(part, operands, targets[group])
+                    self._count_reads(part, stage)
                     squares[part.slots] = np.where(found > 0, found, squares[part.slots])
             # The sums may be read, what was fetched is not needed any more.
             self._timed("wait", world.meet)
@@ -291,16 +305,27 @@ class SharedRun:
     def _compute(self, part: Part, operands: Sequence[BlockTensor], target: Target) -> Floats:
         assert target.slots is not None
         placed = Target(target.tensor, target.slots[part.slots], target.fresh, target.norms)
+        timing = Timing(self.host.workers)
+        run_tasks = None if self.block_seconds is None else timing.run
         squares, counts = self._timed(
             "compute",
-            lambda: self.host.add(part.plan, operands, placed, self.call.alpha, self.call.account, self.follow),
+            lambda: self.host.add(
+                part.plan, operands, placed, self.call.alpha, self.call.account, self.follow, run_tasks
+            ),
         )
         self.counts.work += counts
-        for number, stored in enumerate(part.stored_blocks()):
-            owner, size = self.traffic.owners[number], self.traffic.block_bytes(number)
-            others = (owner[stored] == NOBODY) | ((owner[stored] >= 0) & (owner[stored] != self.node.world.rank))
-            self.counts.read_bytes += int(size[stored[others]].sum())
+        if self.block_seconds is not None and isinstance(part.plan.work, Product):
+            self.block_seconds[part.slots] += timing.by_block(part.plan)
         return squares
+
+    def _count_reads(self, part: Part, stage: int) -> None:
+        """Count the blocks that a part reads, and that other ranks of the node own or brought."""
+        rank, node = self.node.world.rank, self.node.world.node
+        for number, stored in enumerate(part.stored_blocks):
+            owner, here = self.traffic.owners[number][stored], self.traffic.arrivals[number].at(stage, node)
+            brought = np.isin(stored, here.block[here.rank == rank])
+            others = (owner != EVERYBODY) & (owner != rank) & ~brought
+            self.counts.read_bytes += int(self.traffic.block_bytes(number)[stored[others]].sum())
 
     def _timed(self, what: str, work: Callable[[], Result]) -> Result:
         """Do something, and note when."""

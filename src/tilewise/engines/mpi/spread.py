@@ -70,7 +70,7 @@ class Spread(Arena):
         """The same layout with other elements."""
         made = allocate_spread(self.node, self.layout, self.sizes, own.dtype)
         made.own[...] = own
-        self.node.world.meet()  # from here on all of the node may read it
+        self.node.world.meet(everywhere=True)  # from here on all may read it
         return made
 
     def matches(self, other: Arena) -> bool:
@@ -83,16 +83,7 @@ class Spread(Arena):
 
     def agree(self, work: Callable[[], Result], *, once: bool = False) -> Result | None:
         """Have every rank do something, or the first one; if one fails, all raise its error."""
-        made, failure = None, None
-        if not once or self.node.world.rank == 0:
-            try:
-                made = work()
-            except Exception as error:
-                failure = error
-        failures = [found for found in self.gather(failure) if found is not None]
-        if failures:
-            raise failure or failures[0]
-        return made
+        return self.node.world.agree(work, once=once)
 
     def frobenius_norms(self) -> npt.NDArray[np.float64]:
         """Frobenius norms of all blocks, from their owners."""
@@ -139,7 +130,7 @@ def make_spread(node: Node, pattern: Pattern, layout: Layout, dtype: npt.DTypeLi
     made = allocate_spread(node, layout, pattern.block_sizes, np.dtype(dtype))
     if zero:
         made.own[...] = 0
-        node.world.meet()
+        node.world.meet(everywhere=True)
     return made
 
 
@@ -153,6 +144,8 @@ def allocate_spread(node: Node, layout: Layout, sizes: Ints, dtype: np.dtype[Any
     totals = np.bincount(node_of, sizes, world.nodes).astype(np.int64)
     within = np.empty_like(sizes)
     within[order] = before - (np.cumsum(totals) - totals)[node_of[order]]
+    if world.nodes > 1:
+        world.meet(everywhere=True)  # nobody reads any more what is not needed here
     piece = node.heap.take(int(totals[world.node]) * dtype.itemsize)
     place = node.heap.place(piece)
     bases = np.array(world.gather(place))[:: world.ranks_per_node] if world.nodes > 1 else np.array([place])

@@ -20,9 +20,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.engines.current import using
 from tilewise.engines.mpi.segments import unlink_segments
+from tilewise.engines.workers import available_cores
 from tilewise.errors import InputError, MissingPackageError, TilewiseError
+from tilewise.machine import Machine
 from tilewise.spaces.integers import parse_count
+from tilewise.tensors.storage import Result
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -31,8 +35,15 @@ Ints = npt.NDArray[np.int64]
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
 """Variables in which launchers say how many ranks they started."""
 
+PRECEDENCE = 1.0
+"""Seconds that ranks wait with their message: where all fail alike, the first one says so for all."""
+
 FORWARDING = 0.5
 """Seconds that a launcher is given to pass a message on: what it has not read when ranks are ended is lost."""
+
+
+SPIN, NAP = 5e-5, 5e-5
+"""Seconds that a rank looks without a break for others that it waits for, and of the breaks after that."""
 
 
 @lru_cache(maxsize=1)
@@ -65,6 +76,8 @@ def check_launch(size: int, environment: Mapping[str, str]) -> None:
 def _abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """End all ranks with the message of the one that failed."""
     world = load_mpi().COMM_WORLD
+    if world.rank:
+        time.sleep(PRECEDENCE)
     lines = traceback.format_exception(kind, error, trace)
     print(f"Rank {world.rank} of {world.size} failed:\n{''.join(lines)}", file=sys.stderr, flush=True)
     time.sleep(FORWARDING)
@@ -83,6 +96,10 @@ class World:
     """Ranks on each node; the last one may have fewer."""
     origin: float
     """The clock of this rank when all of them met, from which times are counted."""
+    cores: int
+    """Cores that this rank has to itself."""
+    machine: Machine
+    """The computer of the first rank."""
     calling: threading.RLock
     """Held by the thread that is in a call of MPI: libraries are slow, or worse, with several."""
 
@@ -111,14 +128,18 @@ class World:
         return rank // self.ranks_per_node
 
     def end(self, error: BaseException) -> None:
-        """End all ranks because this one leaves: alone, it would have the others wait for it."""
+        """End all ranks with the message of this one."""
         if self.size > 1:
             _abort(type(error), error, error.__traceback__)
 
-    def meet(self) -> None:
-        """Wait for the other ranks of this node."""
+    def meet(self, *, everywhere: bool = False) -> None:
+        """Wait for the other ranks of this node, or for all, without taking a core from them for long."""
+        ranks = self.everyone if everywhere else self.neighbours
         with self.calling:
-            self.neighbours.Barrier()
+            request, patience = ranks.Ibarrier(), time.perf_counter() + SPIN
+            while not request.Test():
+                if time.perf_counter() > patience:
+                    time.sleep(NAP)
 
     def gather(self, value: Any) -> list[Any]:
         """What each rank has, on every rank."""
@@ -136,6 +157,38 @@ class World:
         """The largest of what the ranks have."""
         with self.calling:
             return int(self.everyone.allreduce(value, load_mpi().MAX))
+
+    def least(self, value: int) -> int:
+        """The least of what the ranks have."""
+        return -self.largest(-value)
+
+    def agree(self, work: Callable[[], Result], *, once: bool = False) -> Result | None:
+        """Have every rank do something, or the first one; if one fails, all raise its error.
+
+        Each does it for itself: contractions in functions of the user do not wait for other ranks.
+        """
+        made, failure = None, None
+        if not once or self.rank == 0:
+            try:
+                with using(None):
+                    made = work()
+            except Exception as error:
+                failure = error
+        failures = [found for found in self.gather(failure) if found is not None]
+        if failures:
+            raise failure or failures[0]
+        return made
+
+    def check_agreed(self, value: int, what: str) -> None:
+        """Raise, on all ranks, if they do not mean the same thing."""
+        both = np.array([value, -value])
+        with self.calling:
+            self.everyone.Allreduce(load_mpi().IN_PLACE, both, load_mpi().MAX)
+        if both[0] != -both[1]:
+            raise TilewiseError(
+                f"Ranks do not agree on {what}: their operands or options differ. Expected the same calls with the "
+                "same tensors on every rank. Give every rank the same seeds, patterns and options."
+            )
 
     def share_parts(self, data: Bytes, begin: Ints, size: Ints, rank_of_part: Ints) -> None:
         """Fill in the parts of an array of bytes that other ranks have; all ranks have all parts afterwards.
@@ -168,24 +221,40 @@ def _world(ranks_per_node: int | None) -> World:
     """Communicators are made once, by all ranks together."""
     mpi = load_mpi()
     everyone = mpi.COMM_WORLD.Dup()
-    unlink_segments(everyone.Split_type(mpi.COMM_TYPE_SHARED))
+    here = everyone.Split_type(mpi.COMM_TYPE_SHARED)
+    unlink_segments(here)
+    cores, machine = _share_cores(), everyone.bcast(Machine.measured())
     if ranks_per_node is not None:
-        return World(
-            everyone,
-            everyone.Split(everyone.rank // ranks_per_node),
-            ranks_per_node,
-            _meet(everyone),
-            threading.RLock(),
-        )
-    found = everyone.Split_type(mpi.COMM_TYPE_SHARED)
-    sizes = everyone.allgather(found.size)
-    firsts = everyone.allgather(everyone.rank - found.rank)
-    if any(first % sizes[0] for first in firsts) or len(set(sizes[: -sizes[-1]])) > 1:
+        near = everyone.Split(everyone.rank // ranks_per_node)
+        if everyone.allreduce(near.Split_type(mpi.COMM_TYPE_SHARED).size < near.size):
+            raise InputError(
+                f"ranks_per_node={ranks_per_node} puts ranks of several computers on a node. Expected ranks that share "
+                "memory. Leave it away, or give a divisor of the ranks on each computer."
+            )
+        return World(everyone, near, ranks_per_node, _meet(everyone), cores, machine, _calling())
+    sizes = everyone.allgather(here.size)
+    firsts = everyone.allgather(everyone.rank - here.rank)
+    if any(first % sizes[0] for first in firsts) or len(set(sizes[: -sizes[-1]])) > 1 or sizes[-1] > sizes[0]:
         raise InputError(
             f"Ranks are not numbered node by node: nodes have {sizes} ranks. Expected neighbouring ranks on each node. "
             "Ask the launcher for block placement, such as srun --distribution=block."
         )
-    return World(everyone, found, sizes[0], _meet(everyone), threading.RLock())
+    return World(everyone, here, sizes[0], _meet(everyone), cores, machine, _calling())
+
+
+@lru_cache(maxsize=1)
+def _calling() -> threading.RLock:
+    """One lock for all calls of MPI."""
+    return threading.RLock()
+
+
+@lru_cache(maxsize=1)
+def _share_cores() -> int:
+    """How many cores a rank has to itself: those that its launcher gave it, shared with ranks that got the same."""
+    mpi = load_mpi()
+    here = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
+    own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(available_cores()))
+    return max(len(own) // here.allgather(own).count(own), 1)
 
 
 def _meet(everyone: Any) -> float:
