@@ -138,7 +138,7 @@ def test_every_balancer(text: str, spaces: Any, density: float, kernel: str, bal
 @pytest.mark.parametrize("near", NODES)
 @pytest.mark.parametrize("algorithm", ["owner", "stationary", "summa"])
 def test_a_budget_of_each_rank_is_kept(algorithm: str, near: int | None) -> None:
-    wide, deep = tw.Space([20] * 9), tw.Space([40] * 400)
+    wide, deep = tw.Space([20] * 9), tw.Space([40] * 150)
     left, right = tw.random((wide, deep)), tw.random((deep, wide), seed=1)
     expected = tw.einsum("ij,jk->ik", left, right)
     with tw.engine("mpi", workers=WORKERS, ranks_per_node=near) as engine:

@@ -449,17 +449,21 @@ def fit_budget(sharing: Sharing, budget: int, peak_of: Callable[[Sharing], int])
         The largest peak of all ranks.
     """
     most, peak = sharing.fetched_bytes, peak_of(sharing)
-    while peak > budget and most > 1 and _may_be_cut(sharing):
-        most //= 2
-        sharing = _cut(sharing, most)
-        peak = peak_of(sharing)
-    if peak > budget:
+    if peak <= budget:
+        return sharing
+    finest = _cut(sharing, 1) if _may_be_cut(sharing) else sharing
+    least = peak_of(finest)
+    if least > budget:
         raise MemoryBudgetError(
-            f"{sharing.plan.label} needs at least {peak} bytes on one of {sharing.shares.ranks} ranks. The budget of "
+            f"{sharing.plan.label} needs at least {least} bytes on one of {sharing.shares.ranks} ranks. The budget of "
             f"each is {budget} bytes. Give more with memory=, or use more ranks.",
             budget,
-            peak,
+            least,
         )
+    while peak > budget:
+        most = max(most // 2, 1)
+        sharing = finest if most == 1 else _cut(sharing, most)
+        peak = peak_of(sharing)
     return sharing
 
 

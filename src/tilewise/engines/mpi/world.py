@@ -135,11 +135,13 @@ class World:
     def meet(self, *, everywhere: bool = False) -> None:
         """Wait for the other ranks of this node, or for all, without taking a core from them for long."""
         ranks = self.everyone if everywhere else self.neighbours
+        # Other nodes may ask for blocks meanwhile, and are answered while this rank looks.
+        nap = NAP if self.nodes == 1 else 0.0
         with self.calling:
             request, patience = ranks.Ibarrier(), time.perf_counter() + SPIN
             while not request.Test():
                 if time.perf_counter() > patience:
-                    time.sleep(NAP)
+                    time.sleep(nap)
 
     def gather(self, value: Any) -> list[Any]:
         """What each rank has, on every rank."""
