@@ -469,7 +469,7 @@ class Forbidden:
     def agree(self, work: Callable[[], Result], *, once: bool = False) -> Result | None:
         raise AssertionError
 
-    def abandon(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException, message: str = "") -> None:
         raise AssertionError
 
     def prepare(self, plan: Plan) -> Plan:

@@ -21,6 +21,9 @@ from tilewise.reports.tables import print_report, show
 if TYPE_CHECKING:
     from tilewise.chemistry.energy import EnergyResult
 
+WRONG = 2
+"""Exit code after an error of the input."""
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
@@ -32,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
         sys.stdout.flush()
     except TilewiseError as error:
-        print(f"tilewise: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        print(_line(error), file=sys.stderr)
+        return WRONG
     except KeyboardInterrupt:
         print("tilewise: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -98,6 +101,9 @@ def _energy(args: argparse.Namespace) -> int:
                 spin=args.spin,
                 progress=_say if engine.rank == 0 else _say_nothing,
             )
+        except TilewiseError as error:
+            engine.abandon(SystemExit(WRONG), _line(error))
+            raise
         except BaseException as error:
             engine.abandon(error)
             raise
@@ -126,6 +132,11 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
         raise InputError(
             f"{path} cannot be written ({error.strerror}). A file in a folder that exists is expected. Correct --json."
         ) from error
+
+
+def _line(error: TilewiseError) -> str:
+    """What is wrong, in one line."""
+    return f"tilewise: {' '.join(str(error).split())}"
 
 
 def _say_nothing(line: str) -> None:

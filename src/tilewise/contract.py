@@ -145,8 +145,8 @@ def plan(
     engine : str or Engine, optional
         For whom the projection is made.
     ranks, ranks_per_node : int, optional
-        How many ranks share the work, and how many of them share a node; those of the engine by default.  Any number
-        can be planned for: nothing is started.
+        How many ranks share the work, and how many of them share a node; those of the engine by default, and one on
+        each node where only ``ranks=`` is given.  Up to a million can be planned for: nothing is started.
     algorithm : str
         ``"stationary"``: the larger operand stays, the other passes by on a grid of ranks.  ``"owner"``: each result
         block is computed by one rank, which gets what it needs.  ``"summa"``: rows, columns and, unless the result is
@@ -252,8 +252,15 @@ def compare_balancers(
         check_machine(machine)
     runner = current_engine()
     where = runner.machine if machine is None else machine
-    if ranks is None or run:
-        ranks, ranks_per_node = runner.ranks, runner.ranks_per_node
+    if not isinstance(run, bool):
+        raise InputError(f"run={run!r:.40} is neither True nor False. Expected one of them. Correct it.")
+    if run and (ranks, ranks_per_node) != (None, None):
+        raise InputError(
+            "run=True runs on the ranks of the engine in use. Expected it without ranks= and ranks_per_node=. Leave "
+            "them away, or run=."
+        )
+    if ranks is None:
+        ranks, ranks_per_node = runner.ranks, ranks_per_node or runner.ranks_per_node
     node = where.cores if ranks_per_node is None else ranks_per_node
     tasks = list_tasks(made, where)
     found = compare_deals(made.label, tasks, ranks=ranks, ranks_per_node=node, tickets=tickets, noise=noise, seed=seed)
@@ -319,7 +326,7 @@ def execute(
     alpha = parse_factor("alpha", alpha, dtype)
     beta = parse_factor("beta", beta, dtype)
     if out is not None:
-        _check_out(out, plan.result, dtype, operands)
+        _check_out(out, plan.result, dtype, operands, runner.ranks)
     elif beta != 0:
         raise InputError(f"beta={beta!r} scales what out= holds, but there is no out=. Pass out= or leave beta away.")
     alive = dict(enumerate(operands))
@@ -484,13 +491,20 @@ def _check_match(patterns: Sequence[Pattern], operands: Sequence[BlockTensor], t
             )
 
 
-def _check_out(out: BlockTensor, result: Pattern, dtype: np.dtype[np.generic], operands: Sequence[BlockTensor]) -> None:
+def _check_out(
+    out: BlockTensor, result: Pattern, dtype: np.dtype[np.generic], operands: Sequence[BlockTensor], ranks: int
+) -> None:
     if not isinstance(out, BlockTensor):
         raise InputError(
             f"out= is a {type(out).__name__}. Expected a BlockTensor. Make one with tw.zeros(pattern=plan.result)."
         )
     if not out.in_memory:
         raise InputError("out= is not in memory. Expected a tensor whose elements are. Pass out=tensor.copy().")
+    if out.arena.owner is not None and ranks == 1:
+        raise InputError(
+            "out= is spread over ranks, and each would add everything to it. Expected the engine it was made with. Use "
+            "the mpi engine."
+        )
     if out.symmetry is not None:
         raise InputError(
             "out= has a permutational symmetry. Expected a tensor that stores all blocks. Leave out= away."

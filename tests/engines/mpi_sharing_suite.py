@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -345,3 +346,46 @@ def test_what_is_made_is_saved_once() -> None:
         tw.from_function(make, (space, space)).save(f"{folder}/made.h5")
         assert len(calls) == (16 if engine.rank == 0 else 0)
         assert tw.load(f"{folder}/made.h5").to_dense().sum() == 24 * 24
+
+
+@pytest.mark.parametrize("near", NODES)
+def test_a_group_of_k_with_nothing_to_do_adds_nothing(near: int | None) -> None:
+    with tw.engine("mpi", workers=WORKERS, ranks_per_node=near):
+        tensor = tw.random((tw.Space([200]), tw.Space([300])), seed=5)
+        for seed in range(4):  # what is handed out again is not zero
+            tw.random((tw.Space([400]), tw.Space([400])), seed=seed)
+        product = tw.einsum("ij,kj->ik", tensor, tensor, algorithm="summa")
+        dense = tensor.to_dense()
+        assert np.allclose(product.to_dense(), dense @ dense.T)
+
+
+def test_calls_that_differ_are_told_so() -> None:
+    space = tw.Space([20] * 4)
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        left, right, total = (tw.random((space, space), seed=seed) for seed in range(3))
+        if engine.ranks == 1:
+            return
+        first = engine.rank == 0
+        calls: tuple[Callable[[], tw.BlockTensor], ...] = (
+            lambda: tw.einsum("ij,jk->ik", left, right, alpha=1.0 + engine.rank),
+            lambda: tw.einsum("ij,jk->ik", left, right, out=total, beta=1.0 + engine.rank),
+            lambda: tw.einsum("ij,jk->ik", left, right, out=total if first else None),
+            lambda: tw.einsum("ij,jk->ik", left, right, tol=None if first else 1e-3),
+            lambda: tw.einsum("ij,jk->ik", left, right, memory="100MB" if first else None),
+            lambda: tw.einsum("ij,jk->ik", *((left, right) if first else (right, left))),
+            lambda: tw.redistribute(left, "column" if first else "replicated"),
+            lambda: tw.random((space, space), density=0.5, seed=engine.rank),
+        )
+        for call in calls:
+            with pytest.raises(tw.TilewiseError, match="Ranks do not agree on"):
+                call()
+        assert np.allclose(tw.einsum("ij,jk->ik", left, right).to_dense(), left.to_dense() @ right.to_dense())
+
+
+def test_threads_do_not_add_to_what_ranks_share() -> None:
+    space = tw.Space([20] * 4)
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        tensor, total = tw.random((space, space)), tw.random((space, space), seed=1)
+        if engine.ranks > 1:
+            with pytest.raises(tw.InputError, match="out= is spread over ranks"):
+                tw.einsum("ij,jk->ik", tensor, tensor, out=total, engine="threads")

@@ -166,5 +166,13 @@ def test_one_rank_tells_for_all() -> None:
     assert energy_line(alone.stdout) == energy_line(done.stdout)
 
 
+def test_ranks_say_what_is_wrong_in_a_line() -> None:
+    pytest.importorskip("pyscf")
+    done = ranks(2, "-m", "tilewise", "energy", "nowhere.xyz", "--engine", "mpi")
+    assert done.returncode == 2
+    assert "tilewise: There is no file nowhere.xyz" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def energy_line(text: str) -> str:
     return next(line for line in text.splitlines() if line.startswith("E_tot"))

@@ -163,6 +163,7 @@ def test_a_balancer_means_that_ranks_own_result_blocks() -> None:
     [
         ({"ranks": 0}, "is no number of ranks"),
         ({"ranks": 2, "ranks_per_node": 0}, "is no number of ranks"),
+        ({"ranks": 10**9}, "are more than can be planned for"),
         ({"ranks": 2, "algorithm": "cannon"}, "algorithm='cannon' is unknown"),
         ({"ranks": 2, "balancer": "luck"}, "balancer='luck' is unknown"),
         ({"ranks": 2, "balancer": "buckets", "algorithm": "summa"}, "balancer='buckets' deals result blocks"),

@@ -208,7 +208,7 @@ class Runner(Engine, Protocol):
         """Nobody else has to."""
         return work()
 
-    def abandon(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException, message: str = "") -> None:
         """Nobody waits for this process."""
         return
 

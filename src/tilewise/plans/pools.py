@@ -31,7 +31,8 @@ class TicketCost:
     """Seconds in which the counter serves nobody else."""
 
     def __post_init__(self) -> None:
-        if not (self.latency >= 0 and self.service >= 0):
+        numbers = all(isinstance(value, (int, float)) for value in (self.latency, self.service))
+        if not (numbers and self.latency >= 0 and self.service >= 0):
             raise InputError(
                 f"A ticket cannot take {self.latency!r} and {self.service!r} seconds. Expected numbers that are not "
                 "negative. Correct them."

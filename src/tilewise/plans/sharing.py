@@ -53,6 +53,9 @@ STAGES = 4
 FEW_RANKS = 16
 """Ranks whose peaks are all worked out for a table."""
 
+MOST_RANKS = 1_000_000
+"""More are not planned for."""
+
 SETTLED = ("static", "hypergraph", "measured")
 """Balancers that say before a run who does what."""
 
@@ -79,6 +82,10 @@ class Request:
     def __post_init__(self) -> None:
         parse_count("ranks", self.ranks, "ranks")
         parse_count("ranks_per_node", self.ranks_per_node, "ranks")
+        if self.ranks > MOST_RANKS:
+            raise InputError(
+                f"ranks={self.ranks} are more than can be planned for. Expected at most {MOST_RANKS}. Use fewer."
+            )
         if self.algorithm not in ALGORITHMS:
             raise InputError(
                 f"algorithm={self.algorithm!r} is unknown. Expected one of {', '.join(ALGORITHMS)}. Correct the name."
@@ -155,9 +162,10 @@ class Sharing:
 
     @cached_property
     def digest(self) -> int:
-        """A number that tells different sharings apart."""
+        """A number that tells apart different steps, and different ways to share one."""
         result, found = self.plan.result, zlib.crc32(f"{self.plan.label} {self.plan.dtype} {self.request}".encode())
-        arrays = [result.index, self.shares.chain, self.traffic.stages, *self.traffic.owners]
+        operands = [operand.pattern.index for operand in self.plan.operands]
+        arrays = [result.index, *operands, self.shares.chain, self.traffic.stages, *self.traffic.owners]
         if self.pool is not None:
             deal = self.pool.deal
             arrays += [deal.task, deal.ptr, deal.queue, self.pool.block]

@@ -53,8 +53,8 @@ class Engine(Protocol):
     def agree(self, work: Callable[[], Result], *, once: bool = False) -> Result | None:
         """Have every process do something, or the first one; if one fails, all raise its error."""
 
-    def abandon(self, error: BaseException) -> None:
-        """Told that this process gives up, so that no other waits for it."""
+    def abandon(self, error: BaseException, message: str = "") -> None:
+        """Told that this process gives up, so that no other waits for it; the message is for people."""
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan as this engine runs it."""

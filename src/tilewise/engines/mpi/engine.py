@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from tilewise.engines.mpi.moves import change_layout
 from tilewise.engines.mpi.node import Node, make_node
 from tilewise.engines.mpi.shared import SharedRun, made_bytes
 from tilewise.engines.mpi.spread import Spread, make_spread
-from tilewise.engines.mpi.world import World, make_world
+from tilewise.engines.mpi.world import World, end_job, make_world
 from tilewise.engines.progress import Tell, Watch
 from tilewise.engines.streaming import Call
 from tilewise.engines.targets import find_slots
@@ -107,14 +108,17 @@ class MpiEngine(Hosted):
         """Have every rank do something, or the first one; if one fails, all raise its error."""
         return self.world.agree(work, once=once)
 
-    def abandon(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException, message: str = "") -> None:
         """End all ranks because this one leaves: alone, it would have the others wait for it."""
-        self.world.end(error)
+        if self.world.size > 1:
+            end_job(error, message)
 
     def allocate(self, pattern: Pattern, dtype: npt.DTypeLike, *, zero: bool) -> Arena:
         """Storage for a new tensor: every rank keeps what is small, and shares what is not."""
         if self._kept_by_all(pattern, dtype):
             return Arena.allocate(pattern, dtype, zero=zero)
+        blocks = zlib.crc32(np.ascontiguousarray(pattern.index).data, zlib.crc32(str(np.dtype(dtype)).encode()))
+        self.world.check_agreed(blocks, "a new tensor")
         return make_spread(self.node, pattern, make_layout(self.layout, pattern, self.world.size), dtype, zero=zero)
 
     def _kept_by_all(self, pattern: Pattern, dtype: npt.DTypeLike) -> bool:
@@ -148,6 +152,7 @@ class MpiEngine(Hosted):
                 "Make it under the engine that adds to it."
             )
         begin = time.perf_counter()
+        self.world.check_agreed(_digest(plan, operands, out, alpha, beta), plan.label)
         with Watch(self.progress, made.label, made.flops) as watch:
             converted = tuple(self._converted(operand, made) for operand in operands)
             sharing, parts = self._shared(made, converted, out)
@@ -183,6 +188,9 @@ class MpiEngine(Hosted):
 
     def spread(self, tensor: BlockTensor, layout: str) -> BlockTensor:
         """A tensor with other owners, by one planned exchange."""
+        if layout not in LAYOUTS:
+            raise InputError(f"layout={layout!r} is unknown. Expected one of {', '.join(LAYOUTS)}. Correct the name.")
+        self.world.check_agreed(zlib.crc32(f"{layout} {_place(tensor)}".encode()), "where blocks go")
         if layout == "replicated":
             return self.replicated(tensor)
         owners = make_layout(layout, tensor.pattern, self.world.size)
@@ -299,6 +307,19 @@ class MpiEngine(Hosted):
             spans=spans,
         )
         return tuple(self.world.gather(own))
+
+
+def _digest(plan: Plan, operands: Sequence[BlockTensor], out: BlockTensor | None, alpha: Scalar, beta: Scalar) -> int:
+    """A number that tells different calls apart."""
+    places = [_place(operand) for operand in operands]
+    target = None if out is None else _place(out)
+    options = (plan.label, str(plan.dtype), plan.tolerance, plan.budget is None, complex(alpha), complex(beta))
+    return zlib.crc32(f"{options} {places} {target}".encode())
+
+
+def _place(tensor: BlockTensor) -> list[int]:
+    """Where a tensor lies, which all ranks see alike and no other tensor does; empty if ranks do not share it."""
+    return tensor.storage.bases.tolist() if isinstance(tensor.storage, Spread) else []
 
 
 def _owners(operand: BlockTensor) -> Ints:

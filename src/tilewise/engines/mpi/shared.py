@@ -158,7 +158,8 @@ class SharedRun:
     def make_result(self, engine: Engine) -> BlockTensor:
         """The result as a new tensor, whose blocks the ranks own that computed them."""
         totals = [self._new(self.shares.layout(group)) for group in range(self.shares.groups)]
-        fresh = self.traffic.stage_count == 1 and self.plan.kernel != "loops"
+        # With several groups, some may have nothing to add to a block.
+        fresh = self.traffic.stage_count == self.shares.groups == 1 and self.plan.kernel != "loops"
         if not fresh:
             for total in totals:
                 total.own[...] = 0

@@ -74,14 +74,22 @@ def check_launch(size: int, environment: Mapping[str, str]) -> None:
 
 
 def _abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End all ranks with the message of the one that failed."""
+    end_job(error)
+
+
+def end_job(error: BaseException, message: str = "") -> None:
+    """End all ranks with the message of the one that failed: the error's traceback, unless something else is said."""
     world = load_mpi().COMM_WORLD
     if world.rank:
         time.sleep(PRECEDENCE)
-    lines = traceback.format_exception(kind, error, trace)
-    print(f"Rank {world.rank} of {world.size} failed:\n{''.join(lines)}", file=sys.stderr, flush=True)
+    leaves, code = isinstance(error, SystemExit), getattr(error, "code", 1)
+    if leaves:
+        message = message or f"Rank {world.rank} of {world.size} left with {code!r}."
+    if not message:
+        message = f"Rank {world.rank} of {world.size} failed:\n{''.join(traceback.format_exception(error))}"
+    print(message, file=sys.stderr, flush=True)
     time.sleep(FORWARDING)
-    world.Abort(1)
+    world.Abort(code if leaves and isinstance(code, int) else 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,11 +135,6 @@ class World:
         """The node of a rank, or of each of several."""
         return rank // self.ranks_per_node
 
-    def end(self, error: BaseException) -> None:
-        """End all ranks with the message of this one."""
-        if self.size > 1:
-            _abort(type(error), error, error.__traceback__)
-
     def meet(self, *, everywhere: bool = False) -> None:
         """Wait for the other ranks of this node, or for all, without taking a core from them for long."""
         ranks = self.everyone if everywhere else self.neighbours
@@ -176,13 +179,16 @@ class World:
                     made = work()
             except Exception as error:
                 failure = error
-        failures = [found for found in self.gather(failure) if found is not None]
-        if failures:
-            raise failure or failures[0]
+        for rank, found in enumerate(self.gather(failure)):
+            if found is not None and failure is None:
+                found.add_note(f"It happened on rank {rank} of {self.size}.")
+                raise found
+        if failure is not None:
+            raise failure
         return made
 
     def check_agreed(self, value: int, what: str) -> None:
-        """Raise, on all ranks, if they do not mean the same thing."""
+        """Raise, on all ranks, if they do not mean the same thing; it is told apart by a number."""
         both = np.array([value, -value])
         with self.calling:
             self.everyone.Allreduce(load_mpi().IN_PLACE, both, load_mpi().MAX)
