@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,14 +84,14 @@ def test_code_of_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_readme_and_the_first_page_show_what_explain_prints() -> None:
-    """For two workers and default rates; what else the table says comes from the patterns alone."""
+    """For two workers, default rates and common caches; what else the table says comes from the patterns alone."""
     readme = ROOT / "README.md"
     namespace: dict[str, object] = {}
     with tw.engine("threads", workers=2):
         run_script(readme, code_blocks(readme)[0], namespace)
     plan = namespace["plan"]
     assert isinstance(plan, Plan)
-    shown = plan.on(Machine.default()).explain()
+    shown = plan.on(replace(Machine.default(), cache_bytes=(1 << 15, 1 << 19, 1 << 25))).explain()
     assert (ROOT / "docs/pictures/explain.txt").read_text(encoding="utf-8").rstrip("\n") == shown
     assert f"```text\n{shown}\n```" in readme.read_text(encoding="utf-8")
 

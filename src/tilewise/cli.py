@@ -27,6 +27,9 @@ WRONG = 2
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
+EXPECTED = (TilewiseError, KeyboardInterrupt, MemoryError)
+"""What ends the command with a line, not with a traceback."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0, 1 without memory, 2 for an error of the input, 130 after Ctrl-C."""
@@ -34,15 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = args.run(args)
         sys.stdout.flush()
-    except TilewiseError as error:
+    except EXPECTED as error:
         print(_line(error), file=sys.stderr)
-        return WRONG
-    except KeyboardInterrupt:
-        print("tilewise: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except MemoryError as error:
-        print(f"tilewise: not enough memory ({error}). Use larger tiles or a smaller problem.", file=sys.stderr)
-        return 1
+        return _exit_code(error)
     except BrokenPipeError:
         # Whoever read our output has closed it; nothing more can be said, not even by the interpreter's last flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -101,8 +98,8 @@ def _energy(args: argparse.Namespace) -> int:
                 spin=args.spin,
                 progress=_say if engine.rank == 0 else _say_nothing,
             )
-        except TilewiseError as error:
-            engine.abandon(SystemExit(WRONG), _line(error))
+        except EXPECTED as error:
+            engine.abandon(SystemExit(_exit_code(error)), _line(error))
             raise
         except BaseException as error:
             engine.abandon(error)
@@ -134,9 +131,19 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
         ) from error
 
 
-def _line(error: TilewiseError) -> str:
+def _line(error: BaseException) -> str:
     """What is wrong, in one line."""
+    if isinstance(error, KeyboardInterrupt):
+        return "tilewise: interrupted"
+    if isinstance(error, MemoryError):
+        return f"tilewise: not enough memory ({error}). Use larger tiles or a smaller problem."
     return f"tilewise: {' '.join(str(error).split())}"
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return WRONG if isinstance(error, TilewiseError) else 1
 
 
 def _say_nothing(line: str) -> None:

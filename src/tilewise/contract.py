@@ -260,7 +260,8 @@ def compare_balancers(
             "them away, or run=."
         )
     if ranks is None:
-        ranks, ranks_per_node = runner.ranks, ranks_per_node or runner.ranks_per_node
+        ranks = runner.ranks
+        ranks_per_node = runner.ranks_per_node if ranks_per_node is None else ranks_per_node
     node = where.cores if ranks_per_node is None else ranks_per_node
     tasks = list_tasks(made, where)
     found = compare_deals(made.label, tasks, ranks=ranks, ranks_per_node=node, tickets=tickets, noise=noise, seed=seed)

@@ -354,9 +354,11 @@ def test_a_group_of_k_with_nothing_to_do_adds_nothing(near: int | None) -> None:
         tensor = tw.random((tw.Space([200]), tw.Space([300])), seed=5)
         for seed in range(4):  # what is handed out again is not zero
             tw.random((tw.Space([400]), tw.Space([400])), seed=seed)
-        product = tw.einsum("ij,kj->ik", tensor, tensor, algorithm="summa")
+        plan = tw.plan("ij,kj->ik", tensor, tensor, algorithm="summa")
+        assert isinstance(plan, tw.Plan)
+        assert plan.sharing is None or plan.sharing.shares.groups > 1
         dense = tensor.to_dense()
-        assert np.allclose(product.to_dense(), dense @ dense.T)
+        assert np.allclose(tw.execute(plan, tensor, tensor).to_dense(), dense @ dense.T)
 
 
 def test_calls_that_differ_are_told_so() -> None:
@@ -375,11 +377,22 @@ def test_calls_that_differ_are_told_so() -> None:
             lambda: tw.einsum("ij,jk->ik", *((left, right) if first else (right, left))),
             lambda: tw.redistribute(left, "column" if first else "replicated"),
             lambda: tw.random((space, space), density=0.5, seed=engine.rank),
+            lambda: tw.random([tw.Space([100, 300] if first else [300, 100])] * 2),
+            lambda: tw.zeros(pattern=tw.Pattern.dense((space, space), tw.Symmetry(((0, 1), 1 if first else -1)))),
         )
+        before = stored_bytes(total)
         for call in calls:
-            with pytest.raises(tw.TilewiseError, match="Ranks do not agree on"):
+            with pytest.raises(tw.InputError, match="Ranks do not agree on"):
                 call()
-        assert np.allclose(tw.einsum("ij,jk->ik", left, right).to_dense(), left.to_dense() @ right.to_dense())
+        assert stored_bytes(total) == before
+        with (
+            tw.engine("mpi", workers=WORKERS, layout="cyclic" if first else "weight"),
+            pytest.raises(tw.InputError, match="Ranks do not agree on"),
+        ):
+            tw.random((space, space))
+        rounded = 1.0 + engine.rank * np.finfo(float).eps  # as if each rank had worked it out
+        product = tw.einsum("ij,jk->ik", left, right, alpha=rounded, tol=1e-9 * rounded)
+        assert np.allclose(product.to_dense(), left.to_dense() @ right.to_dense())
 
 
 def test_threads_do_not_add_to_what_ranks_share() -> None:

@@ -14,6 +14,8 @@ from engines.conformance import numpy_einsum, plan_of
 from references import assert_close
 from strategies import DTYPES
 from tilewise.engines.base import current_engine
+from tilewise.engines.kernels.microkernel import REGISTER_BYTES
+from tilewise.plans.inspector import VECTOR_BYTES
 
 pytestmark = pytest.mark.usefixtures("blas_for_few_cells")
 
@@ -33,6 +35,10 @@ def matrices(m: list[int], n: list[int], k: list[int], dtype: str, density: floa
 
 
 # ---- packed ----
+
+
+def test_packed_columns_have_room_for_the_registers_of_this_cpu() -> None:
+    assert VECTOR_BYTES % REGISTER_BYTES == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -19,6 +19,7 @@ from tilewise.engines.kernels.loops import loop_cells
 from tilewise.engines.kernels.microkernel import REGISTER_BYTES
 from tilewise.engines.kernels.products import Packed, make_tile, multiply_cells, pack_all_rows
 from tilewise.engines.kernels.reductions import gather_blocks, make_scratch
+from tilewise.engines.kernels.squares import block_squares
 from tilewise.engines.progress import Tell, check_progress
 from tilewise.engines.streaming import Call, Runner
 from tilewise.engines.targets import Target, make_target, scale_target
@@ -34,7 +35,7 @@ from tilewise.spaces.integers import parse_count
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.memory import Memory
 from tilewise.tensors.protocol import Scalar
-from tilewise.tensors.storage import Arena, block_offsets, sum_of_squares
+from tilewise.tensors.storage import Arena, block_offsets
 from tilewise.trace import Trace
 
 Array = npt.NDArray[Any]
@@ -422,21 +423,20 @@ def _add_pieces(partial: Array, job: Job, work: Product) -> None:
     total = partial[0]
     for piece in partial[1:]:
         total += piece
-    job.squares[...] = 0
-    first = np.zeros(job.plan.result.nnz_blocks, np.int64)
-    first[work.cells.block[::-1]] = np.arange(len(work.cells.block))[::-1]
-    offsets, sizes = block_offsets(job.plan.result), job.plan.result.block_sizes
-    for block in np.unique(work.cells.block).tolist():
-        begin, size = offsets[block], sizes[block]
-        at = job.target.arena.offsets[block if job.slots is None else job.slots[block]]
-        part = job.target.arena.data[at : at + size]
+    blocks, first = np.unique(work.cells.block, return_index=True)
+    arena, sizes = job.target.arena, job.plan.result.block_sizes[blocks]
+    begins = block_offsets(job.plan.result)[blocks]
+    places = arena.offsets[blocks if job.slots is None else job.slots[blocks]]
+    for begin, at, size in zip(begins.tolist(), places.tolist(), sizes.tolist(), strict=True):
+        part = arena.data[at : at + size]
         part[...] = total[begin : begin + size] if job.fresh else part + total[begin : begin + size]
-        job.squares[first[block]] = sum_of_squares(part)
+    job.squares[...] = 0
+    job.squares[first] = block_squares(arena.data, places, sizes)
 
 
 def _column_places(work: Product, job: Job) -> tuple[Ints, int]:
     """Where each strip of columns begins in a worker's buffer, and the buffer's length, in reals."""
-    reals = packed_columns(work.col_strips, work.cols.depth, job.plan.dtype.itemsize, job.parts, REGISTER_BYTES)
+    reals = packed_columns(work.col_strips, work.cols.depth, job.plan.dtype.itemsize, job.parts)
     groups, group_of_col = work.cells.group_ptr[:-1], work.cells.group_of_col
     before = np.cumsum(reals) - reals
     return frozen(before - before[groups][group_of_col]), int(np.add.reduceat(reals, groups).max())

@@ -11,12 +11,12 @@ from tilewise.errors import InputError
 from tilewise.machine import Machine
 from tilewise.plans.balance import BALANCERS, Tasks, deal, over_mean
 from tilewise.plans.explain import Report, Table, bytes_text, percent_text, seconds_text, to_html, to_text
+from tilewise.plans.layout import parse_ranks
 from tilewise.plans.pairs import list_pairs
 from tilewise.plans.plan import Plan
 from tilewise.plans.pools import Outcome, TicketCost, moved_bytes, replay
 from tilewise.plans.projection import cell_seconds
 from tilewise.plans.work import Product
-from tilewise.spaces.integers import parse_count
 from tilewise.trace import Trace
 
 MOST_TASKS = 100_000_000
@@ -184,8 +184,7 @@ def compare_deals(
     seed: int = 0,
 ) -> Comparison:
     """Every balancer on the same tasks; see `tilewise.compare_balancers`."""
-    ranks = parse_count("ranks", ranks, "ranks")
-    ranks_per_node = parse_count("ranks_per_node", ranks_per_node, "ranks")
+    ranks, ranks_per_node = parse_ranks(ranks, ranks_per_node)
     if isinstance(noise, bool) or not isinstance(noise, (int, float)) or not 0 <= noise <= MOST_NOISE:
         raise InputError(
             f"noise={noise!r} is no scatter of task times. Expected a number from 0 to {MOST_NOISE:g}, such as 0.3. "

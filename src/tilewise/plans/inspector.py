@@ -59,8 +59,9 @@ GEMM_EDGE = 384.0
 LOOPS_EDGE = 3.0
 """Mean rows or columns per block under which a product is done by plain loops."""
 
-VECTOR_BYTES = 32
-"""Width to which packed columns are assumed to be padded; what is used depends on the CPU."""
+VECTOR_BYTES = 64
+"""Packed columns have room up to a multiple of this, the widest vectors there are: a plan is the same on every CPU, and
+no run takes more than it says."""
 
 INT32_LIMIT = 2**31 - 1
 
@@ -358,9 +359,9 @@ def _gemm_strip(joined: Joined, rows: Side, cols: Side) -> int:
     return enough[0] if enough else GEMM_STRIPS[-1]
 
 
-def packed_columns(strips: Strips, depth: Ints, itemsize: int, parts: int, vector_bytes: int = VECTOR_BYTES) -> Ints:
+def packed_columns(strips: Strips, depth: Ints, itemsize: int, parts: int) -> Ints:
     """Reals that each strip of columns takes when packed: columns padded to whole vectors, k as deep as the panel."""
-    lanes = vector_bytes // (itemsize // parts)
+    lanes = VECTOR_BYTES // (itemsize // parts)
     width = -(-strips.size * parts // lanes) * lanes
     return np.asarray(width * depth[strips.panel] * strips.batch * parts)
 

@@ -21,6 +21,7 @@ from tilewise.errors import InputError
 from tilewise.patterns import Pattern
 from tilewise.plans.balance import cut_evenly, deal_mirrored
 from tilewise.plans.grids import divisors, total_by
+from tilewise.spaces.integers import parse_count
 
 Ints = npt.NDArray[np.int64]
 
@@ -29,6 +30,9 @@ LAYOUTS = ("cyclic", "cyclic2d", "column", "weight", "replicated")
 
 EVERYBODY = -1
 """The owner of a block that every rank has."""
+
+MOST_RANKS = 1_000_000
+"""More are not planned for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,20 @@ class Layout:
 
     def __post_init__(self) -> None:
         self.owner.setflags(write=False)
+
+
+def parse_ranks(ranks: object, ranks_per_node: object) -> tuple[int, int]:
+    """How many ranks a user plans for, and how many of them share a node."""
+    count = parse_count("ranks", ranks, "ranks")
+    if count > MOST_RANKS:
+        raise InputError(f"ranks={count} are more than can be planned for. Expected at most {MOST_RANKS}. Use fewer.")
+    return count, parse_count("ranks_per_node", ranks_per_node, "ranks")
+
+
+def check_layout(name: str) -> None:
+    """Raise if there is no such layout."""
+    if name not in LAYOUTS:
+        raise InputError(f"layout={name!r} is unknown. Expected one of {', '.join(LAYOUTS)}. Correct the name.")
 
 
 def make_layout(name: str, pattern: Pattern, ranks: int) -> Layout:
@@ -63,8 +81,7 @@ def make_layout(name: str, pattern: Pattern, ranks: int) -> Layout:
     >>> make_layout("cyclic", Pattern.dense((i, i)), 4).owner.tolist()
     [0, 1, 2, 3, 0, 1, 2, 3, 0]
     """
-    if name not in LAYOUTS:
-        raise InputError(f"layout={name!r} is unknown. Expected one of {', '.join(LAYOUTS)}. Correct the name.")
+    check_layout(name)
     if ranks < 1:
         raise InputError(f"A tensor cannot be spread over {ranks} ranks. Expected at least one. Correct the number.")
     count = pattern.nnz_blocks

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tilewise.errors import InputError
 from tilewise.plans.balance import Deal, Tasks, over_mean
 from tilewise.plans.compile import compiled
+from tilewise.plans.propagation import nonnegative
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -31,8 +32,7 @@ class TicketCost:
     """Seconds in which the counter serves nobody else."""
 
     def __post_init__(self) -> None:
-        numbers = all(isinstance(value, (int, float)) for value in (self.latency, self.service))
-        if not (numbers and self.latency >= 0 and self.service >= 0):
+        if nonnegative(self.latency) is None or nonnegative(self.service) is None:
             raise InputError(
                 f"A ticket cannot take {self.latency!r} and {self.service!r} seconds. Expected numbers that are not "
                 "negative. Correct them."

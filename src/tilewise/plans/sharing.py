@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,8 +18,9 @@ from tilewise.plans.budget import is_asked, parse_memory
 from tilewise.plans.cells import piece_of_segment
 from tilewise.plans.comparison import list_tasks
 from tilewise.plans.crossings import Crossings
+from tilewise.plans.digest import digest, pattern_digest
 from tilewise.plans.grids import RankRates, divisors, shape_text, total_by
-from tilewise.plans.layout import EVERYBODY
+from tilewise.plans.layout import EVERYBODY, parse_ranks
 from tilewise.plans.parts import Part, part_of_rank
 from tilewise.plans.plan import Plan
 from tilewise.plans.program import Step
@@ -36,7 +36,6 @@ from tilewise.plans.shares import (
 )
 from tilewise.plans.traffic import NOBODY, Traffic, list_uses
 from tilewise.plans.work import Product, Sum
-from tilewise.spaces.integers import parse_count
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -52,9 +51,6 @@ STAGES = 4
 
 FEW_RANKS = 16
 """Ranks whose peaks are all worked out for a table."""
-
-MOST_RANKS = 1_000_000
-"""More are not planned for."""
 
 SETTLED = ("static", "hypergraph", "measured")
 """Balancers that say before a run who does what."""
@@ -80,12 +76,7 @@ class Request:
     """Whether sums over k must have the bits of one rank: then k is not cut among ranks."""
 
     def __post_init__(self) -> None:
-        parse_count("ranks", self.ranks, "ranks")
-        parse_count("ranks_per_node", self.ranks_per_node, "ranks")
-        if self.ranks > MOST_RANKS:
-            raise InputError(
-                f"ranks={self.ranks} are more than can be planned for. Expected at most {MOST_RANKS}. Use fewer."
-            )
+        parse_ranks(self.ranks, self.ranks_per_node)
         if self.algorithm not in ALGORITHMS:
             raise InputError(
                 f"algorithm={self.algorithm!r} is unknown. Expected one of {', '.join(ALGORITHMS)}. Correct the name."
@@ -163,15 +154,13 @@ class Sharing:
     @cached_property
     def digest(self) -> int:
         """A number that tells apart different steps, and different ways to share one."""
-        result, found = self.plan.result, zlib.crc32(f"{self.plan.label} {self.plan.dtype} {self.request}".encode())
-        operands = [operand.pattern.index for operand in self.plan.operands]
-        arrays = [result.index, *operands, self.shares.chain, self.traffic.stages, *self.traffic.owners]
+        patterns = [self.plan.result, *(operand.pattern for operand in self.plan.operands)]
+        words = [self.plan.label, self.plan.dtype, self.request, *map(pattern_digest, patterns)]
+        arrays = [self.shares.chain, self.traffic.stages, *self.traffic.owners]
         if self.pool is not None:
             deal = self.pool.deal
             arrays += [deal.task, deal.ptr, deal.queue, self.pool.block]
-        for array in arrays:
-            found = zlib.crc32(np.ascontiguousarray(array).data, found)
-        return found
+        return digest(words, arrays)
 
     def parts(self, rank: int) -> list[Part | None]:
         """What a rank does, stage by stage; kept for the next run, of one rank at a time."""

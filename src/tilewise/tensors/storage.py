@@ -215,12 +215,6 @@ def frobenius_norm(block: Array) -> float:
     return math.hypot(*(float(_norms_of_part(part, first)[0]) for part in _parts(block)))
 
 
-def sum_of_squares(block: Array) -> float:
-    """The squared Frobenius norm of one block; it may overflow."""
-    wide = block.astype(np.result_type(block.dtype, np.float64))
-    return float(np.vdot(wide, wide).real)
-
-
 def all_finite(block: Array) -> bool:
     """Whether every element is finite."""
     return all(bool(np.isfinite(part).all()) for part in _parts(block))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.engines.kernels.squares import block_squares
 from tilewise.engines.targets import Target
 from tilewise.patterns import Expansion, Pattern
 from tilewise.plans import Plan, Product
@@ -92,6 +93,4 @@ class Sink:
             own[...] = values
         else:
             own += values
-        wide = flat.astype(np.result_type(flat.dtype, np.float64), copy=False)
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            self.squares[block] = float(np.vdot(wide, wide).real)
+        self.squares[block] = block_squares(flat, np.zeros(1, np.int64), np.array([flat.size]))[0]

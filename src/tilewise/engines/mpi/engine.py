@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -28,7 +27,8 @@ from tilewise.expressions import Reduction
 from tilewise.machine import Machine
 from tilewise.patterns import Pattern
 from tilewise.plans import Plan, Product, Sum, inspect_reduction
-from tilewise.plans.layout import EVERYBODY, LAYOUTS, make_layout
+from tilewise.plans.digest import digest, pattern_digest
+from tilewise.plans.layout import EVERYBODY, check_layout, make_layout
 from tilewise.plans.parts import Part
 from tilewise.plans.sharing import Pool, Request, Sharing, fit_budget, plan_sharing, refined
 from tilewise.plans.traffic import NOBODY
@@ -71,8 +71,7 @@ class MpiEngine(Hosted):
         layout: str = "cyclic",
         progress: Tell | None = None,
     ) -> None:
-        if layout not in LAYOUTS:
-            raise InputError(f"layout={layout!r} is unknown. Expected one of {', '.join(LAYOUTS)}. Correct the name.")
+        check_layout(layout)
         self.world: World = make_world(ranks_per_node)
         self.layout = layout
         self.host = ThreadsEngine(self.world.cores if workers is None else workers, progress=progress)
@@ -117,9 +116,9 @@ class MpiEngine(Hosted):
         """Storage for a new tensor: every rank keeps what is small, and shares what is not."""
         if self._kept_by_all(pattern, dtype):
             return Arena.allocate(pattern, dtype, zero=zero)
-        blocks = zlib.crc32(np.ascontiguousarray(pattern.index).data, zlib.crc32(str(np.dtype(dtype)).encode()))
-        self.world.check_agreed(blocks, "a new tensor")
-        return make_spread(self.node, pattern, make_layout(self.layout, pattern, self.world.size), dtype, zero=zero)
+        layout = make_layout(self.layout, pattern, self.world.size)
+        self.world.check_agreed(digest((np.dtype(dtype), pattern_digest(pattern)), [layout.owner]), "a new tensor")
+        return make_spread(self.node, pattern, layout, dtype, zero=zero)
 
     def _kept_by_all(self, pattern: Pattern, dtype: npt.DTypeLike) -> bool:
         alone = self.world.size == 1 or self.layout == "replicated" or pattern.ndim == 0
@@ -152,7 +151,7 @@ class MpiEngine(Hosted):
                 "Make it under the engine that adds to it."
             )
         begin = time.perf_counter()
-        self.world.check_agreed(_digest(plan, operands, out, alpha, beta), plan.label)
+        self._check_call(plan, operands, out, alpha, beta)
         with Watch(self.progress, made.label, made.flops) as watch:
             converted = tuple(self._converted(operand, made) for operand in operands)
             sharing, parts = self._shared(made, converted, out)
@@ -188,12 +187,10 @@ class MpiEngine(Hosted):
 
     def spread(self, tensor: BlockTensor, layout: str) -> BlockTensor:
         """A tensor with other owners, by one planned exchange."""
-        if layout not in LAYOUTS:
-            raise InputError(f"layout={layout!r} is unknown. Expected one of {', '.join(LAYOUTS)}. Correct the name.")
-        self.world.check_agreed(zlib.crc32(f"{layout} {_place(tensor)}".encode()), "where blocks go")
+        owners = make_layout(layout, tensor.pattern, self.world.size)
+        self.world.check_agreed(digest((layout, _place(tensor))), "where blocks go")
         if layout == "replicated":
             return self.replicated(tensor)
-        owners = make_layout(layout, tensor.pattern, self.world.size)
         if self.world.size == 1:
             return tensor
         made = make_spread(self.node, tensor.pattern, owners, tensor.dtype, zero=False)
@@ -218,6 +215,15 @@ class MpiEngine(Hosted):
         sizes = tensor.pattern.block_sizes * item
         self.world.share_parts(arena.data.view(np.uint8), arena.offsets * item, sizes, tensor.storage.layout.owner)
         return BlockTensor(tensor.pattern, arena, self, tensor.error_bound)
+
+    def _check_call(
+        self, plan: Plan, operands: Sequence[BlockTensor], out: BlockTensor | None, alpha: Scalar, beta: Scalar
+    ) -> None:
+        """Raise, on all ranks, if their calls differ."""
+        words = (plan.label, plan.dtype, plan.tolerance is None, plan.budget is None)
+        places = [_place(operand) for operand in operands], None if out is None else _place(out)
+        factors = [part for factor in map(complex, (alpha, beta)) for part in (factor.real, factor.imag)]
+        self.world.check_agreed(digest((words, places)), plan.label, [plan.tolerance or 0.0, *factors])
 
     def _is_shared(self, plan: Plan, operands: Sequence[BlockTensor], out: BlockTensor | None) -> bool:
         if self.world.size == 1:
@@ -307,14 +313,6 @@ class MpiEngine(Hosted):
             spans=spans,
         )
         return tuple(self.world.gather(own))
-
-
-def _digest(plan: Plan, operands: Sequence[BlockTensor], out: BlockTensor | None, alpha: Scalar, beta: Scalar) -> int:
-    """A number that tells different calls apart."""
-    places = [_place(operand) for operand in operands]
-    target = None if out is None else _place(out)
-    options = (plan.label, str(plan.dtype), plan.tolerance, plan.budget is None, complex(alpha), complex(beta))
-    return zlib.crc32(f"{options} {places} {target}".encode())
 
 
 def _place(tensor: BlockTensor) -> list[int]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.engines.current import using
+from tilewise.engines.kernels.squares import block_squares
 from tilewise.engines.mpi.counter import Counter
 from tilewise.engines.mpi.drawing import Drawing, Timing, by_block
 from tilewise.engines.mpi.moves import Moved, Places, carry_blocks, copy_own, move_blocks
@@ -30,7 +31,7 @@ from tilewise.plans.traffic import Arrivals, Traffic
 from tilewise.plans.work import Product
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.generated import Generated
-from tilewise.tensors.storage import Arena, Result, checked_norms, sum_of_squares
+from tilewise.tensors.storage import Arena, Result, checked_norms
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -169,7 +170,8 @@ class SharedRun:
             self._timed("add", partial(self._add_sums, totals[group], totals[other]))
         result = BlockTensor(self.plan.result, totals[0], engine)
         if self.shares.groups > 1:
-            squares[totals[0].held] = [sum_of_squares(block) for _, block in totals[0].parts(self.plan.result)]
+            held = totals[0].held
+            squares[held] = block_squares(totals[0].own, totals[0].own_offsets, totals[0].sizes[held])
         result.replace_norms(self._norms(squares, totals[0], totals[0].held, every))
         return result
 

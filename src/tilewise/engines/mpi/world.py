@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,6 +41,8 @@ PRECEDENCE = 1.0
 FORWARDING = 0.5
 """Seconds that a launcher is given to pass a message on: what it has not read when ranks are ended is lost."""
 
+ROUNDING = 1e-6
+"""How far apart, of their size, numbers may be that ranks have worked out alike."""
 
 SPIN, NAP = 5e-5, 5e-5
 """Seconds that a rank looks without a break for others that it waits for, and of the breaks after that."""
@@ -187,13 +189,24 @@ class World:
             raise failure
         return made
 
-    def check_agreed(self, value: int, what: str) -> None:
-        """Raise, on all ranks, if they do not mean the same thing; it is told apart by a number."""
-        both = np.array([value, -value])
+    def check_agreed(self, mark: int, what: str, numbers: Sequence[float] = ()) -> None:
+        """Raise, on all ranks, if they do not mean the same thing.
+
+        Parameters
+        ----------
+        mark : int
+            Tells it apart, as `tilewise.plans.digest.digest` makes it.
+        what : str
+            What it is, for people.
+        numbers : sequence of float
+            What each rank has worked out for itself, and may differ by rounding.
+        """
+        most = np.array([mark, -mark, *numbers, *(-number for number in numbers)], np.float64)
         with self.calling:
-            self.everyone.Allreduce(load_mpi().IN_PLACE, both, load_mpi().MAX)
-        if both[0] != -both[1]:
-            raise TilewiseError(
+            self.everyone.Allreduce(load_mpi().IN_PLACE, most, load_mpi().MAX)
+        high, low = most[2 : 2 + len(numbers)], -most[2 + len(numbers) :]
+        if most[0] != -most[1] or np.any(high - low > ROUNDING * np.maximum(abs(high), abs(low))):
+            raise InputError(
                 f"Ranks do not agree on {what}: their operands or options differ. Expected the same calls with the "
                 "same tensors on every rank. Give every rank the same seeds, patterns and options."
             )
@@ -258,11 +271,15 @@ def _calling() -> threading.RLock:
 
 @lru_cache(maxsize=1)
 def _share_cores() -> int:
-    """How many cores a rank has to itself: those that its launcher gave it, shared with ranks that got the same."""
+    """How many cores a rank has to itself: those that its launcher gave it, shared with ranks that got the same.
+
+    Work is shared evenly, and all ranks have to plan alike: those with more cores take what the others have.
+    """
     mpi = load_mpi()
     here = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
     own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(available_cores()))
-    return max(len(own) // here.allgather(own).count(own), 1)
+    share = max(len(own) // here.allgather(own).count(own), 1)
+    return int(mpi.COMM_WORLD.allreduce(share, mpi.MIN))
 
 
 def _meet(everyone: Any) -> float:
