@@ -177,6 +177,19 @@ def test_energy_of_an_unknown_method_is_refused(capsys: pytest.CaptureFixture[st
     assert "magic" in capsys.readouterr().err
 
 
+def test_a_budget_that_is_too_small_has_one_remedy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyscf")
+    molecule = tmp_path / "h2.xyz"
+    molecule.write_text(HYDROGEN)
+    monkeypatch.setenv("TILEWISE_MEMORY", "1B")
+    assert main(["energy", str(molecule), "--basis", "6-31g"]) == 2
+    error = capsys.readouterr().err
+    assert "cannot run in 1 bytes" in error
+    assert "Use larger tiles" not in error
+
+
 def test_errors_of_any_depth_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(*args: Any, **options: Any) -> None:
         raise InputError("First line.\nSecond line.")

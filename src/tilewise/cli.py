@@ -135,9 +135,9 @@ def _line(error: BaseException) -> str:
     """What is wrong, in one line."""
     if isinstance(error, KeyboardInterrupt):
         return "tilewise: interrupted"
-    if isinstance(error, MemoryError):
-        return f"tilewise: not enough memory ({error}). Use larger tiles or a smaller problem."
-    return f"tilewise: {' '.join(str(error).split())}"
+    if isinstance(error, TilewiseError):
+        return f"tilewise: {' '.join(str(error).split())}"
+    return f"tilewise: not enough memory ({error}). Use larger tiles or a smaller problem."
 
 
 def _exit_code(error: BaseException) -> int:

@@ -187,7 +187,9 @@ def plan(
     if request.ranks > 1:
         owners = [_owner(o, request.ranks) for o in operands]
         budget = budget_of_rank(memory, owners, request)
-        steps = share_steps(steps, owners, request, budget, runner.machine if machine is None else machine)
+        made_bytes = [source.made_bytes for source in _sources(operands, _dtype(operands))]
+        where = runner.machine if machine is None else machine
+        steps = share_steps(steps, owners, request, budget, where, made_bytes)
     elif memory is not None or all(isinstance(o, BlockTensor) for o in operands):
         steps = within_budget(steps, _sources(operands, _dtype(operands)), memory, folder)
     made: Plan | Program
@@ -429,7 +431,9 @@ def _refitted(
     first = steps[0].plan
     if first.sharing is not None:
         owners = [_owner(operand, first.sharing.request.ranks) for operand in operands]
-        return share_steps(made, owners, first.sharing.request, first.budget, first.machine or runner.machine)
+        made_bytes = [source.made_bytes for source in _sources(operands, dtype)]
+        where = first.machine or runner.machine
+        return share_steps(made, owners, first.sharing.request, first.budget, where, made_bytes)
     if all(step.plan.budget is None for step in steps):
         return made
     # Nothing is held beside the first step; without a budget of its own, none was asked for.

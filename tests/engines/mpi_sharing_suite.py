@@ -380,6 +380,10 @@ def test_calls_that_differ_are_told_so() -> None:
             lambda: tw.random([tw.Space([100, 300] if first else [300, 100])] * 2),
             lambda: tw.zeros(pattern=tw.Pattern.dense((space, space), tw.Symmetry(((0, 1), 1 if first else -1)))),
         )
+        calls += (
+            lambda: tw.einsum("ij,jk->ik", left, right) if first else tw.random((space, space)),
+            lambda: tw.redistribute(left, "column") if first else tw.einsum("ij,jk->ik", left, right),
+        )
         before = stored_bytes(total)
         for call in calls:
             with pytest.raises(tw.InputError, match="Ranks do not agree on"):
@@ -393,6 +397,25 @@ def test_calls_that_differ_are_told_so() -> None:
         rounded = 1.0 + engine.rank * np.finfo(float).eps  # as if each rank had worked it out
         product = tw.einsum("ij,jk->ik", left, right, alpha=rounded, tol=1e-9 * rounded)
         assert np.allclose(product.to_dense(), left.to_dense() @ right.to_dense())
+        turned = tw.einsum("ij,jk->ik", left.astype(complex), right, alpha=-1.0 if first else np.exp(1j * np.pi))
+        assert np.allclose(turned.to_dense(), -product.to_dense())
+        assert tw.einsum("ij,jk->ik", left, right, tol=np.inf).norm() == 0
+
+
+@pytest.mark.parametrize("kind", ["made by a function", "a chain", "counter", "nonnull", "buckets", "stealing"])
+def test_the_least_memory_that_a_plan_names_is_enough(kind: str) -> None:
+    i, j = tw.Space([60] * 5), tw.Space([51, 56, 33, 46, 9])
+    with tw.engine("mpi", workers=WORKERS):
+        tensors = [tw.random((i, j)), tw.random((j, i), seed=1), tw.random((i, i), seed=2)]
+        dense = [tensor.to_dense() for tensor in tensors]
+        tensors[0] = tw.from_function(tensors[0].block, (i, j)) if kind == "made by a function" else tensors[0]
+        text, count = ("ij,jk,kl->il", 3) if kind == "a chain" else ("ij,jk->ik", 2)
+        balancer = kind if kind in BALANCERS else "static"
+        with pytest.raises(tw.MemoryBudgetError) as error:
+            tw.plan(text, *tensors[:count], memory=1, balancer=balancer)
+        plan = tw.plan(text, *tensors[:count], memory=error.value.least_bytes, balancer=balancer)
+        for _ in range(5):
+            assert np.allclose(tw.execute(plan, *tensors[:count]).to_dense(), np.linalg.multi_dot(dense[:count]))
 
 
 def test_threads_do_not_add_to_what_ranks_share() -> None:

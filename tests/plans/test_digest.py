@@ -27,6 +27,8 @@ def test_patterns_differ_in_tiles_blocks_and_symmetry_but_not_in_norms() -> None
         tw.Pattern.dense((ONE, ONE), tw.Symmetry(((0, 1), 1))),
         tw.Pattern.dense((ONE, ONE), tw.Symmetry(((0, 1), -1))),
     ]
+    whole, halves = tw.Space([3]), tw.Space([3, 3])
+    others += [tw.Pattern((halves, whole), [[0, 0]]), tw.Pattern((whole, halves), [[0, 0]])]
     marks = [pattern_digest(pattern) for pattern in (full, *others)]
     assert len(set(marks)) == len(marks)
     assert pattern_digest(tw.Pattern((ONE, ONE), full.index, np.full(4, 2.0))) == marks[0]

@@ -16,7 +16,7 @@ def digest(words: object, arrays: Iterable[npt.NDArray[Any]] = ()) -> int:
     """A number from how something prints and from arrays."""
     found = zlib.crc32(str(words).encode())
     for array in arrays:
-        found = zlib.crc32(np.ascontiguousarray(array).data, found)
+        found = zlib.crc32(np.ascontiguousarray(array).data, zlib.crc32(str(array.shape).encode(), found))
     return found
 
 

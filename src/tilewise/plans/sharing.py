@@ -76,7 +76,9 @@ class Request:
     """Whether sums over k must have the bits of one rank: then k is not cut among ranks."""
 
     def __post_init__(self) -> None:
-        parse_ranks(self.ranks, self.ranks_per_node)
+        ranks, near = parse_ranks(self.ranks, self.ranks_per_node)
+        object.__setattr__(self, "ranks", ranks)  # an int, whatever integer was given: it is printed
+        object.__setattr__(self, "ranks_per_node", near)
         if self.algorithm not in ALGORITHMS:
             raise InputError(
                 f"algorithm={self.algorithm!r} is unknown. Expected one of {', '.join(ALGORITHMS)}. Correct the name."
@@ -185,8 +187,8 @@ class Sharing:
         size = self.plan.result.block_sizes * self.plan.dtype.itemsize
         sums = sum(int(size[self.shares.wanted(rank, group)].sum()) for group in range(self.shares.groups))
         packed = max((p.plan.packed_bytes + workers * p.plan.worker_bytes for p in parts if p is not None), default=0)
-        if self.pool is not None:
-            sums += -(-self.plan.result_bytes // self._ranks_beside(rank))
+        if self.pool is not None:  # which may let one rank draw everything
+            sums = self.plan.result_bytes - (-self.plan.result_bytes // self._ranks_beside(rank))
             packed = self.plan.packed_bytes + workers * self.plan.worker_bytes
         brought = max((int(size[self.shares.wanted(rank, into)].sum()) for _, into in self.shares.additions), default=0)
         return sums + max(self.buffer_share(rank) + packed, brought)
@@ -479,6 +481,7 @@ def share_steps(
     request: Request,
     budget: int | None = None,
     machine: Machine | None = None,
+    made_bytes: Sequence[int] = (),
 ) -> tuple[Step, ...]:
     """Steps with how ranks share each; results stay where they are computed.
 
@@ -494,14 +497,27 @@ def share_steps(
         Bytes that a step may add on a rank.
     machine : Machine, optional
         Whose rates are used to choose.
+    made_bytes : sequence of int, optional
+        For each operand that a function makes, bytes of its largest block until it is copied.
     """
-    fit = None
-    if budget is not None and request.ranks <= FEW_RANKS:
-        fit = partial(fit_budget, budget=budget, peak_of=lambda found: found.largest_peak(found.plan.workers))
-    where, made = dict(enumerate(owners)), []
+    where, made, refused = dict(enumerate(owners)), [], []
     for step in steps:
-        inputs = [where[number] for number in step.inputs]
-        sharing = plan_sharing(step.plan, request, inputs, machine=machine, fit=fit)
+        inputs, fit = [where[number] for number in step.inputs], None
+        if budget is not None and request.ranks <= FEW_RANKS:
+            aside = max((made_bytes[number] for number in step.inputs if number < len(made_bytes)), default=0)
+            fit = partial(fit_budget, budget=budget, peak_of=partial(_peak_beside, aside=aside))
+        try:
+            sharing = plan_sharing(step.plan, request, inputs, machine=machine, fit=fit)
+        except MemoryBudgetError as error:
+            refused.append(error)
+            sharing = plan_sharing(step.plan, request, inputs, machine=machine)
         where[step.result] = sharing.shares.layout().owner
         made.append(replace(step, plan=replace(step.plan, sharing=sharing, budget=budget)))
+    if refused:
+        raise max(refused, key=lambda error: error.least_bytes)
     return tuple(made)
+
+
+def _peak_beside(sharing: Sharing, aside: int) -> int:
+    """The largest peak of a rank that holds some bytes besides."""
+    return sharing.largest_peak(sharing.plan.workers) + aside

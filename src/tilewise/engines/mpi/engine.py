@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -188,7 +189,8 @@ class MpiEngine(Hosted):
     def spread(self, tensor: BlockTensor, layout: str) -> BlockTensor:
         """A tensor with other owners, by one planned exchange."""
         owners = make_layout(layout, tensor.pattern, self.world.size)
-        self.world.check_agreed(digest((layout, _place(tensor))), "where blocks go")
+        words = (layout, tensor.dtype, _place(tensor), pattern_digest(tensor.pattern))
+        self.world.check_agreed(digest(words), "where blocks go")
         if layout == "replicated":
             return self.replicated(tensor)
         if self.world.size == 1:
@@ -220,10 +222,10 @@ class MpiEngine(Hosted):
         self, plan: Plan, operands: Sequence[BlockTensor], out: BlockTensor | None, alpha: Scalar, beta: Scalar
     ) -> None:
         """Raise, on all ranks, if their calls differ."""
-        words = (plan.label, plan.dtype, plan.tolerance is None, plan.budget is None)
+        limit = plan.tolerance if plan.tolerance is not None and plan.tolerance < math.inf else 0.0
+        words = (plan.label, plan.dtype, plan.tolerance is None, plan.tolerance == math.inf, plan.budget is None)
         places = [_place(operand) for operand in operands], None if out is None else _place(out)
-        factors = [part for factor in map(complex, (alpha, beta)) for part in (factor.real, factor.imag)]
-        self.world.check_agreed(digest((words, places)), plan.label, [plan.tolerance or 0.0, *factors])
+        self.world.check_agreed(digest((words, places)), plan.label, [limit, alpha, beta])
 
     def _is_shared(self, plan: Plan, operands: Sequence[BlockTensor], out: BlockTensor | None) -> bool:
         if self.world.size == 1:

@@ -44,6 +44,9 @@ FORWARDING = 0.5
 ROUNDING = 1e-6
 """How far apart, of their size, numbers may be that ranks have worked out alike."""
 
+NUMBERS = 3
+"""How many numbers are compared that way at a time."""
+
 SPIN, NAP = 5e-5, 5e-5
 """Seconds that a rank looks without a break for others that it waits for, and of the breaks after that."""
 
@@ -189,7 +192,7 @@ class World:
             raise failure
         return made
 
-    def check_agreed(self, mark: int, what: str, numbers: Sequence[float] = ()) -> None:
+    def check_agreed(self, mark: int, what: str, numbers: Sequence[complex] = ()) -> None:
         """Raise, on all ranks, if they do not mean the same thing.
 
         Parameters
@@ -198,14 +201,19 @@ class World:
             Tells it apart, as `tilewise.plans.digest.digest` makes it.
         what : str
             What it is, for people.
-        numbers : sequence of float
-            What each rank has worked out for itself, and may differ by rounding.
+        numbers : sequence of complex
+            Up to `NUMBERS` finite ones that each rank has worked out for itself, and may differ by rounding.
         """
-        most = np.array([mark, -mark, *numbers, *(-number for number in numbers)], np.float64)
+        # As many values whatever is compared: ranks may be in different calls.
+        own = np.zeros(NUMBERS, np.complex128)
+        own[: len(numbers)] = numbers
+        parts = own.view(np.float64)
+        most = np.concatenate([[mark, -mark], parts, -parts])
         with self.calling:
             self.everyone.Allreduce(load_mpi().IN_PLACE, most, load_mpi().MAX)
-        high, low = most[2 : 2 + len(numbers)], -most[2 + len(numbers) :]
-        if most[0] != -most[1] or np.any(high - low > ROUNDING * np.maximum(abs(high), abs(low))):
+        high, low = most[2 : 2 + len(parts)], -most[2 + len(parts) :]
+        size = np.maximum(abs(high), abs(low)).reshape(NUMBERS, 2).max(axis=1).repeat(2)
+        if most[0] != -most[1] or np.any(high - low > ROUNDING * size):
             raise InputError(
                 f"Ranks do not agree on {what}: their operands or options differ. Expected the same calls with the "
                 "same tensors on every rank. Give every rank the same seeds, patterns and options."
