@@ -465,6 +465,7 @@ class Forbidden:
     rank = 0
     machine = Machine.measured()
     ranks = ranks_per_node = 1
+    replicates = True
 
     def agree(self, work: Callable[[], Result], *, once: bool = False) -> Result | None:
         raise AssertionError

@@ -26,7 +26,8 @@ from tilewise.plans.layout import EVERYBODY, make_layout
 from tilewise.plans.phases import Source
 from tilewise.plans.pools import TicketCost
 from tilewise.plans.propagation import NORM_LENIENCE, parse_tolerance, scaled_error
-from tilewise.plans.sharing import Request, budget_of_rank, share_steps
+from tilewise.plans.shared_steps import budget_of_rank, share_steps
+from tilewise.plans.sharing import Request
 from tilewise.plans.steps import check_errors, propagate_errors, reinspected, step_error
 from tilewise.plans.traffic import NOBODY
 from tilewise.spaces.differences import modes_text
@@ -183,7 +184,9 @@ def plan(
     folder = None if scratch is None else parse_scratch(scratch)
     if ranks_per_node is None:
         ranks_per_node = runner.ranks_per_node if ranks is None else 1
-    request = Request(runner.ranks if ranks is None else ranks, ranks_per_node, algorithm, balancer, reproducible)
+    everywhere = ranks is None and runner.replicates
+    ranks = runner.ranks if ranks is None else ranks
+    request = Request(ranks, ranks_per_node, algorithm, balancer, reproducible, everywhere)
     if request.ranks > 1:
         owners = [_owner(o, request.ranks) for o in operands]
         budget = budget_of_rank(memory, owners, request)

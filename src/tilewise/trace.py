@@ -68,7 +68,7 @@ class RankTrace:
     tickets: int
     """Draws from counters that ranks share."""
     peak_bytes: int
-    """The most that it held of what the run added; zero if nobody asked for a budget."""
+    """The most that it held of what the run added."""
     spans: tuple[tuple[str, float, float], ...]
     """What it did when: ``compute``, ``fetch``, ``wait`` or ``add``; begin and end in seconds since the ranks met."""
 

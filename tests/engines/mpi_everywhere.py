@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from tilewise.engines.current import using
 from tilewise.engines.mpi import MpiEngine
-from tilewise.engines.mpi import engine as module
+from tilewise.plans import sharing as module
 
 PER_NODE = "TILEWISE_TEST_RANKS_PER_NODE"
 """Environment variable with how many ranks are taken for a node; all of them by default."""

@@ -14,16 +14,19 @@ import pytest
 import tilewise as tw
 from engines.conformance import WORK
 from references import stored_bytes
+from strategies import DTYPES
 from tilewise.engines.mpi import MpiEngine
-from tilewise.engines.mpi import engine as module
+from tilewise.plans import sharing as module
 from tilewise.plans.balance import BALANCERS
 from tilewise.plans.layout import LAYOUTS
+from tilewise.plans.shares import ALGORITHMS
 from tilewise.plans.sharing import refined
 
 pytestmark = pytest.mark.usefixtures("share_everything")
 
 WORKERS = int(os.environ.get("TILEWISE_TEST_WORKERS", "1"))
-PROBLEMS = WORK[::2] if os.environ.get("TILEWISE_TEST_QUICK") else WORK
+QUICK = bool(os.environ.get("TILEWISE_TEST_QUICK"))
+PROBLEMS = WORK[::2] if QUICK else WORK
 NODES = [
     pytest.param(None if size == "all" else int(size), id=f"nodes-of-{size}")
     for size in os.environ.get("TILEWISE_TEST_NODES", "all 1 2").split()
@@ -416,6 +419,41 @@ def test_the_least_memory_that_a_plan_names_is_enough(kind: str) -> None:
         plan = tw.plan(text, *tensors[:count], memory=error.value.least_bytes, balancer=balancer)
         for _ in range(5):
             assert np.allclose(tw.execute(plan, *tensors[:count]).to_dense(), np.linalg.multi_dot(dense[:count]))
+
+
+@pytest.mark.parametrize("seed", range(4 if QUICK else 40))
+def test_random_problems_keep_their_budgets(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five budgets for each: what was planned is never exceeded, and the least that is named is enough."""
+    monkeypatch.undo()  # small tensors and products stay with each rank
+    rng = np.random.default_rng(seed)
+    text = str(rng.choice(["ij,jk->ik", "ij,kj->ik", "bij,bjk->bik", "ij,ij->i", "ij->ji", "ij,jk,kl->il"]))
+    dtype, algorithm = str(rng.choice(DTYPES)), str(rng.choice(ALGORITHMS))
+    balancer = str(rng.choice(BALANCERS)) if algorithm in ("auto", "owner") else "static"
+    options: dict[str, Any] = {"algorithm": algorithm, "balancer": balancer}
+    near, layout = (None, 1)[rng.integers(2)], str(rng.choice(LAYOUTS))
+    with tw.engine("mpi", workers=int(rng.integers(1, 3)), ranks_per_node=near, layout=layout):
+        sizes = ([int(rng.integers(20, 100))] * 4, rng.integers(1, 70, 6), rng.permutation(np.arange(1, 18)))
+        spaces = {label: tw.Space([1, 2] if label == "b" else sizes[rng.integers(3)]) for label in "bijkl"}
+        modes = [[spaces[label] for label in part] for part in text.partition("->")[0].split(",")]
+        tensors = [tw.random(own, float(rng.choice([1.0, 0.5])), number, dtype) for number, own in enumerate(modes)]
+        expected = np.einsum(text, *(tensor.to_dense() for tensor in tensors), optimize=True)
+        if rng.integers(2):
+            tensors[0] = tw.from_function(tensors[0].block, pattern=tensors[0].pattern, dtype=dtype)
+        free = tw.plan(text, *tensors, **options)
+        for share in (0.0, 0.4, 0.7, 1.0, 2.0):
+            budget = int(share * free.peak_bytes) + 1
+            try:
+                plan = tw.plan(text, *tensors, memory=budget, **options)
+            except tw.MemoryBudgetError as error:
+                refused, budget = budget, error.least_bytes
+                plan = tw.plan(text, *tensors, memory=budget, **options)
+                assert refused < budget
+            result = tw.execute(plan, *tensors)
+            steps = [step.plan for step in plan.steps] if isinstance(plan, tw.Program) else [plan]
+            assert plan.peak_bytes <= budget
+            assert all(0 <= step.runs[-1].buffer_bytes <= step.peak_bytes for step in steps)
+            wide = dtype in ("float64", "complex128")
+            assert np.allclose(result.to_dense(), expected, rtol=1e-8 if wide else 2e-3, atol=1e-8 if wide else 5e-2)
 
 
 def test_threads_do_not_add_to_what_ranks_share() -> None:

@@ -14,7 +14,7 @@ from engines.conformance import WORK, EngineConformance
 from references import stored_bytes
 from tilewise.engines import progress
 from tilewise.engines.mpi import MpiEngine
-from tilewise.engines.mpi import engine as module
+from tilewise.plans import sharing as module
 from tilewise.tensors import Engine
 
 pytestmark = pytest.mark.usefixtures("blas_for_few_cells", "share_everything")

@@ -208,6 +208,11 @@ class Runner(Engine, Protocol):
         """Nobody else has to."""
         return work()
 
+    @property
+    def replicates(self) -> bool:
+        """One process has everything."""
+        return True
+
     def abandon(self, error: BaseException, message: str = "") -> None:
         """Nobody waits for this process."""
         return

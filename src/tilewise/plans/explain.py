@@ -167,10 +167,11 @@ def _screening_rows(saved: int, flops: int, tolerance: float | None, dropped: fl
 
 
 def _memory_rows(plan: Plan, trace: Trace | None) -> list[tuple[str, str, str]]:
-    rows = [
-        ("peak memory", bytes_text(plan.peak_bytes), "" if trace is None else bytes_text(trace.buffer_bytes)),
-        ("  result", bytes_text(plan.result_bytes), ""),
-    ]
+    text = "peak memory" if plan.sharing is None else "peak memory of a rank"
+    rows = [(text, bytes_text(plan.peak_bytes), "" if trace is None else bytes_text(trace.buffer_bytes))]
+    if plan.sharing is not None:
+        return rows
+    rows.append(("  result", bytes_text(plan.result_bytes), ""))
     if plan.packed_bytes or plan.worker_bytes:
         partial = isinstance(plan.work, Product) and plan.work.cells.pieces > 1
         held = "packed operand, partial results" if partial else "packed operand"
@@ -249,15 +250,18 @@ def _sharing_tables(plan: Plan, step: str = "") -> tuple[Table, ...]:
             f"{traffic.imbalance:.3f}" if settled else "drawn",
             f"{over_mean(flops):.3f}",
         ),
-        ("between nodes", bytes_text(traffic.between_bytes.sum()), bytes_text(sum(r.between_bytes for r in ranks))),
+        (
+            "between nodes",
+            bytes_text(int(traffic.between_bytes.sum())),
+            bytes_text(sum(r.between_bytes for r in ranks)),
+        ),
         ("  messages", str(traffic.messages.sum()), str(sum(rank.messages for rank in ranks))),
         (
             "inside nodes",
-            bytes_text(traffic.inside_bytes.sum()) if settled else "",
+            bytes_text(int(traffic.inside_bytes.sum())) if settled else "",
             bytes_text(sum(rank.inside_bytes for rank in ranks)),
         ),
         ("stages", str(traffic.stage_count), ""),
-        ("peak memory of a rank", bytes_text(sharing.largest_peak(plan.workers)), ""),
     ]
     if not settled:
         rows.append(("tickets", str(sharing.tickets), str(sum(rank.tickets for rank in ranks))))

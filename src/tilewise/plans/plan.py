@@ -92,12 +92,16 @@ class Plan:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the result that stay in memory after the run: none if it goes to a scratch file."""
+        """Bytes of the result that stay in memory after the run, of a rank: none if it goes to a scratch file."""
+        if self.sharing is not None:
+            return self.sharing.kept_bytes
         return 0 if self.spills else self.result_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes that the run adds at its peak: the result, all buffers, and what is fetched."""
+        """Bytes that the run adds at its peak, on one rank if several share it: result, buffers, what is fetched."""
+        if self.sharing is not None:
+            return self.sharing.largest_peak(self.workers)
         if self.phases is not None:
             return self.phases.peak_bytes
         return self.result_bytes + self.packed_bytes + self.worker_bytes * self.workers

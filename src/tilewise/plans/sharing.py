@@ -6,15 +6,16 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import InputError, MemoryBudgetError
 from tilewise.machine import Machine
+from tilewise.patterns import Pattern
 from tilewise.plans.balance import BALANCERS, Deal, cut_evenly, deal, longest_first, over_mean
-from tilewise.plans.budget import is_asked, parse_memory
 from tilewise.plans.cells import piece_of_segment
 from tilewise.plans.comparison import list_tasks
 from tilewise.plans.crossings import Crossings
@@ -23,7 +24,6 @@ from tilewise.plans.grids import RankRates, divisors, shape_text, total_by
 from tilewise.plans.layout import EVERYBODY, parse_ranks
 from tilewise.plans.parts import Part, part_of_rank
 from tilewise.plans.plan import Plan
-from tilewise.plans.program import Step
 from tilewise.plans.projection import cell_seconds
 from tilewise.plans.shares import (
     ALGORITHMS,
@@ -34,7 +34,7 @@ from tilewise.plans.shares import (
     share_on_grid,
     share_stationary,
 )
-from tilewise.plans.traffic import NOBODY, Traffic, list_uses
+from tilewise.plans.traffic import Traffic, list_uses
 from tilewise.plans.work import Product, Sum
 
 Ints = npt.NDArray[np.int64]
@@ -48,6 +48,12 @@ OVERLAPPED_BYTES = 1 << 24
 
 STAGES = 4
 """Stages of such a step, if the budget does not ask for more."""
+
+LEAST_FLOPS = 1_000_000
+"""Products of tensors that every rank has, with less work than this, are done by every rank for itself."""
+
+LEAST_BYTES = 1 << 16
+"""Smaller tensors are kept by every rank."""
 
 FEW_RANKS = 16
 """Ranks whose peaks are all worked out for a table."""
@@ -74,6 +80,10 @@ class Request:
     static, and from the second run of a plan on by the times of the run before."""
     reproducible: bool = False
     """Whether sums over k must have the bits of one rank: then k is not cut among ranks."""
+    everywhere: bool = False
+    """Whether every rank gets the whole result, however large it is."""
+    made_bytes: int = 0
+    """Bytes of the largest block that a function makes, until it is copied."""
 
     def __post_init__(self) -> None:
         ranks, near = parse_ranks(self.ranks, self.ranks_per_node)
@@ -191,7 +201,27 @@ class Sharing:
             sums = self.plan.result_bytes - (-self.plan.result_bytes // self._ranks_beside(rank))
             packed = self.plan.packed_bytes + workers * self.plan.worker_bytes
         brought = max((int(size[self.shares.wanted(rank, into)].sum()) for _, into in self.shares.additions), default=0)
-        return sums + max(self.buffer_share(rank) + packed, brought)
+        whole = self.plan.result_bytes if self.is_kept_by_all else 0
+        return sums + max(self.buffer_share(rank) + self.request.made_bytes + packed, brought, whole)
+
+    @property
+    def is_kept_by_all(self) -> bool:
+        """Whether every rank has the whole result in the end."""
+        return self.request.everywhere or is_small(self.plan.result, self.plan.dtype)
+
+    @property
+    def result_owner(self) -> Ints:
+        """Who has each block of the result after the run."""
+        owner = self.shares.layout().owner
+        return np.full(len(owner), EVERYBODY) if self.is_kept_by_all else owner
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """Bytes of the result that a rank has after the run, at the most."""
+        if self.is_kept_by_all or self.pool is not None:
+            return self.plan.result_bytes
+        sizes = self.plan.result.block_sizes * self.plan.dtype.itemsize
+        return int(total_by(self.shares.layout().owner, sizes, self.shares.ranks).max(initial=0))
 
     def largest_peak(self, workers: int) -> int:
         """The largest peak of a rank; of many ranks only the busiest is looked at."""
@@ -466,58 +496,12 @@ def fit_budget(sharing: Sharing, budget: int, peak_of: Callable[[Sharing], int])
     return sharing
 
 
-def budget_of_rank(memory: int | str | None, owners: Sequence[Ints], request: Request) -> int | None:
-    """What each rank may add: what was asked for, or its share of what is free if blocks are made; else no limit."""
-    if is_asked(memory):
-        return parse_memory(memory)
-    if any(len(owner) and owner[0] == NOBODY for owner in owners):
-        return parse_memory(None) // min(request.ranks, request.ranks_per_node)
-    return None
+def is_small(pattern: Pattern, dtype: np.dtype[Any]) -> bool:
+    """Whether every rank keeps a tensor, since it is hardly any memory."""
+    return pattern.ndim == 0 or pattern.nbytes(dtype) < LEAST_BYTES
 
 
-def share_steps(
-    steps: Sequence[Step],
-    owners: Sequence[Ints],
-    request: Request,
-    budget: int | None = None,
-    machine: Machine | None = None,
-    made_bytes: Sequence[int] = (),
-) -> tuple[Step, ...]:
-    """Steps with how ranks share each; results stay where they are computed.
-
-    Parameters
-    ----------
-    steps : sequence of Step
-        The steps.
-    owners : sequence of array of int
-        Who has each stored block of the operands.
-    request : Request
-        How ranks are asked to share them.
-    budget : int, optional
-        Bytes that a step may add on a rank.
-    machine : Machine, optional
-        Whose rates are used to choose.
-    made_bytes : sequence of int, optional
-        For each operand that a function makes, bytes of its largest block until it is copied.
-    """
-    where, made, refused = dict(enumerate(owners)), [], []
-    for step in steps:
-        inputs, fit = [where[number] for number in step.inputs], None
-        if budget is not None and request.ranks <= FEW_RANKS:
-            aside = max((made_bytes[number] for number in step.inputs if number < len(made_bytes)), default=0)
-            fit = partial(fit_budget, budget=budget, peak_of=partial(_peak_beside, aside=aside))
-        try:
-            sharing = plan_sharing(step.plan, request, inputs, machine=machine, fit=fit)
-        except MemoryBudgetError as error:
-            refused.append(error)
-            sharing = plan_sharing(step.plan, request, inputs, machine=machine)
-        where[step.result] = sharing.shares.layout().owner
-        made.append(replace(step, plan=replace(step.plan, sharing=sharing, budget=budget)))
-    if refused:
-        raise max(refused, key=lambda error: error.least_bytes)
-    return tuple(made)
-
-
-def _peak_beside(sharing: Sharing, aside: int) -> int:
-    """The largest peak of a rank that holds some bytes besides."""
-    return sharing.largest_peak(sharing.plan.workers) + aside
+def is_worth_sharing(plan: Plan, owners: Sequence[Ints]) -> bool:
+    """Whether ranks do a step together: if one of them lacks what others have, or there is enough to do."""
+    spread = any(owner.max(initial=EVERYBODY) >= 0 for owner in owners)
+    return spread or (isinstance(plan.work, Product) and plan.flops >= LEAST_FLOPS)

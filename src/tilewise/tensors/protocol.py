@@ -44,6 +44,10 @@ class Engine(Protocol):
     def ranks_per_node(self) -> int:
         """How many of them share a node."""
 
+    @property
+    def replicates(self) -> bool:
+        """Whether each of them gets all blocks of a new tensor."""
+
     def allocate(self, pattern: Pattern, dtype: npt.DTypeLike, *, zero: bool) -> Arena:
         """Storage for the blocks of a new tensor; `zero=False` leaves them uninitialised."""
 

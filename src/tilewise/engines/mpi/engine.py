@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -27,11 +28,20 @@ from tilewise.errors import InputError
 from tilewise.expressions import Reduction
 from tilewise.machine import Machine
 from tilewise.patterns import Pattern
-from tilewise.plans import Plan, Product, Sum, inspect_reduction
+from tilewise.plans import Plan, Sum, inspect_reduction
 from tilewise.plans.digest import digest, pattern_digest
 from tilewise.plans.layout import EVERYBODY, check_layout, make_layout
 from tilewise.plans.parts import Part
-from tilewise.plans.sharing import Pool, Request, Sharing, fit_budget, plan_sharing, refined
+from tilewise.plans.sharing import (
+    Pool,
+    Request,
+    Sharing,
+    fit_budget,
+    is_small,
+    is_worth_sharing,
+    plan_sharing,
+    refined,
+)
 from tilewise.plans.traffic import NOBODY
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.protocol import Scalar
@@ -39,12 +49,6 @@ from tilewise.tensors.storage import Arena, Result
 from tilewise.trace import RankTrace, Trace
 
 Ints = npt.NDArray[np.int64]
-
-LEAST_FLOPS = 1_000_000
-"""Products of tensors that every rank has, with less work than this, are done by every rank for itself."""
-
-LEAST_BYTES = 1 << 16
-"""Smaller tensors are kept by every rank."""
 
 
 class MpiEngine(Hosted):
@@ -100,6 +104,11 @@ class MpiEngine(Hosted):
         return self.world.ranks_per_node
 
     @property
+    def replicates(self) -> bool:
+        """Whether every rank gets all blocks of a new tensor."""
+        return self.layout == "replicated"
+
+    @property
     def node(self) -> Node:
         """The memory that this rank shares with others."""
         return make_node(self.world)
@@ -122,8 +131,7 @@ class MpiEngine(Hosted):
         return make_spread(self.node, pattern, layout, dtype, zero=zero)
 
     def _kept_by_all(self, pattern: Pattern, dtype: npt.DTypeLike) -> bool:
-        alone = self.world.size == 1 or self.layout == "replicated" or pattern.ndim == 0
-        return alone or pattern.nbytes(np.dtype(dtype)) < LEAST_BYTES
+        return self.world.size == 1 or self.replicates or is_small(pattern, np.dtype(dtype))
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan as the workers of a rank run it."""
@@ -156,7 +164,7 @@ class MpiEngine(Hosted):
         with Watch(self.progress, made.label, made.flops) as watch:
             converted = tuple(self._converted(operand, made) for operand in operands)
             sharing, parts = self._shared(made, converted, out)
-            account = None if plan.budget is None else Account(plan.budget)
+            account = Account(sys.maxsize if plan.budget is None else plan.budget)
             call = Call(made, converted, out, alpha, beta, account, watch)
             run = SharedRun(self.node, self.host, sharing, parts, call, self._follow(call))
             result = self._finished(run, call)
@@ -174,7 +182,11 @@ class MpiEngine(Hosted):
             names = tuple(map(str, range(result.ndim)))
             copy = inspect_reduction(Reduction(names, names), result.pattern, result.dtype, workers=self.workers)
             return self.run(copy, [result], out=call.out, beta=call.beta)
-        return self.replicated(result) if self._kept_by_all(result.pattern, result.dtype) else result
+        if not self._kept_by_all(result.pattern, result.dtype):
+            return result
+        if call.account is not None:
+            call.account.take(result.nbytes, "The result on every rank")
+        return self.replicated(result)
 
     def _drawn(self, run: SharedRun, pool: Pool) -> BlockTensor:
         """A result whose tasks the ranks draw."""
@@ -231,9 +243,7 @@ class MpiEngine(Hosted):
         if self.world.size == 1:
             return False
         tensors = [*operands, *([] if out is None else [out])]
-        if any(isinstance(tensor.storage, Spread) for tensor in tensors):
-            return True
-        return isinstance(plan.work, Product) and plan.flops >= LEAST_FLOPS
+        return plan.sharing is not None or is_worth_sharing(plan, [_owners(tensor) for tensor in tensors])
 
     def _converted(self, operand: BlockTensor, plan: Plan) -> BlockTensor:
         """An operand with the plan's element type, in the memory of these nodes."""
@@ -256,12 +266,18 @@ class MpiEngine(Hosted):
             settled = refined(plan, self.ranks)
         fit, same_budget = None, True
         if plan.budget is not None:
-            made, budget = made_bytes(operands), self.world.least(plan.budget)
+            budget = self.world.least(plan.budget)
             same_budget = self.world.largest(plan.budget) == budget  # else ranks may have planned different stages
-            fit = partial(fit_budget, budget=budget, peak_of=lambda found: self._largest_peak(found) + made)
+            fit = partial(fit_budget, budget=budget, peak_of=self._largest_peak)
         fits = sharing is not None and same_budget and sharing.fits(self.ranks, self.ranks_per_node, owners)
         if sharing is None or settled is not None or not fits:
-            request = replace(request, ranks=self.ranks, ranks_per_node=self.ranks_per_node)
+            request = replace(
+                request,
+                ranks=self.ranks,
+                ranks_per_node=self.ranks_per_node,
+                everywhere=self.replicates,
+                made_bytes=made_bytes(operands),
+            )
             sharing = plan_sharing(
                 plan, request, owners, rank_of_block=settled, machine=plan.machine or self.machine, fit=fit
             )
@@ -286,6 +302,7 @@ class MpiEngine(Hosted):
 
     def _trace(self, plan: Plan, run: SharedRun, seconds: float) -> Trace:
         tasks, calls, flops = (int(n) for n in self.world.sum(run.counts.work))
+        ranks = self._rank_traces(run)
         return Trace(
             label=plan.label,
             seconds=seconds,
@@ -294,10 +311,10 @@ class MpiEngine(Hosted):
             tasks=tasks,
             calls=calls,
             workers=self.workers * self.world.size,
-            buffer_bytes=plan.result_bytes + plan.packed_bytes + plan.worker_bytes * self.workers,
+            buffer_bytes=max(rank.peak_bytes for rank in ranks),
             library=self.host.blas.name if plan.kernel == "gemm" else OWN_KERNEL,
             phases=run.traffic.stage_count,
-            ranks=self._rank_traces(run),
+            ranks=ranks,
             block_seconds=None if run.block_seconds is None else self.world.sum(run.block_seconds),
         )
 

@@ -1,0 +1,124 @@
+"""Steps that ranks share one after the other: who has what in between, and a budget for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import MemoryBudgetError
+from tilewise.machine import Machine
+from tilewise.plans.budget import is_asked, parse_memory
+from tilewise.plans.layout import EVERYBODY
+from tilewise.plans.program import Step
+from tilewise.plans.sharing import FEW_RANKS, SETTLED, Request, Sharing, fit_budget, is_worth_sharing, plan_sharing
+from tilewise.plans.traffic import NOBODY
+
+Ints = npt.NDArray[np.int64]
+
+
+def budget_of_rank(memory: int | str | None, owners: Sequence[Ints], request: Request) -> int | None:
+    """What each rank may add: what was asked for, or its share of what is free if blocks are made; else no limit."""
+    if is_asked(memory):
+        return parse_memory(memory)
+    if any(len(owner) and owner[0] == NOBODY for owner in owners):
+        return parse_memory(None) // min(request.ranks, request.ranks_per_node)
+    return None
+
+
+def share_steps(
+    steps: Sequence[Step],
+    owners: Sequence[Ints],
+    request: Request,
+    budget: int | None = None,
+    machine: Machine | None = None,
+    made_bytes: Sequence[int] = (),
+) -> tuple[Step, ...]:
+    """Steps with how ranks share each; results stay where they are computed.
+
+    With a budget, only the tasks of the last step are drawn.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        The steps.
+    owners : sequence of array of int
+        Who has each stored block of the operands.
+    request : Request
+        How ranks are asked to share them.
+    budget : int, optional
+        Bytes that a step may add on a rank.
+    machine : Machine, optional
+        Whose rates are used to choose.
+    made_bytes : sequence of int, optional
+        For each operand that a function makes, bytes of its largest block until it is copied.
+    """
+    share = partial(_share_within, steps, owners, request, machine=machine, made_bytes=made_bytes)
+    if budget is None:
+        return share(None)
+    try:
+        return share(budget)
+    except MemoryBudgetError as error:
+        least, refusal = error.least_bytes, error
+    while True:  # with more memory, a step may leave its result where the next one needs more
+        try:
+            share(least)
+            break
+        except MemoryBudgetError as error:
+            least = error.least_bytes
+    if least > refusal.least_bytes:
+        refusal = MemoryBudgetError(
+            f"The steps need at least {least} bytes on one of {request.ranks} ranks. The budget of each is {budget} "
+            "bytes. Give more with memory=, or use more ranks.",
+            budget,
+            least,
+        )
+    raise refusal
+
+
+def _share_within(
+    steps: Sequence[Step],
+    owners: Sequence[Ints],
+    request: Request,
+    budget: int | None,
+    *,
+    machine: Machine | None,
+    made_bytes: Sequence[int],
+) -> tuple[Step, ...]:
+    """Steps with how ranks share each; the error of the step that needs most, if there is not enough memory."""
+    where, alive, made, refused = dict(enumerate(owners)), dict[int, int](), [], []
+    for step in steps:
+        inputs, plan = [where[number] for number in step.inputs], step.plan
+        if budget is None and not is_worth_sharing(plan, inputs):
+            where[step.result] = np.full(plan.result.nnz_blocks, EVERYBODY)
+            made.append(step)
+            continue
+        largest = max((made_bytes[number] for number in step.inputs if number < len(made_bytes)), default=0)
+        asked, beside, fit = replace(request, made_bytes=largest), sum(alive.values()), None
+        if budget is not None and step is not steps[-1] and request.balancer not in SETTLED:
+            # What the next step fetches would depend on who draws what.
+            asked = replace(asked, balancer="static")
+        if budget is not None and request.ranks <= FEW_RANKS:
+            fit = partial(fit_budget, budget=budget, peak_of=partial(_peak_beside, beside=beside))
+        try:
+            sharing = plan_sharing(plan, asked, inputs, machine=machine, fit=fit)
+        except MemoryBudgetError as error:
+            refused.append(error)
+            sharing = plan_sharing(plan, asked, inputs, machine=machine)
+        where[step.result] = sharing.result_owner
+        alive[step.result] = sharing.kept_bytes
+        for number in step.frees:
+            alive.pop(number, None)
+        room = None if budget is None else max(budget - beside, 0)
+        made.append(replace(step, plan=replace(plan, sharing=sharing, budget=room)))
+    if refused:
+        raise max(refused, key=lambda error: error.least_bytes)
+    return tuple(made)
+
+
+def _peak_beside(sharing: Sharing, beside: int) -> int:
+    """The largest peak of a rank that holds intermediates besides."""
+    return sharing.largest_peak(sharing.plan.workers) + beside
