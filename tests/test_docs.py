@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import subprocess
+import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +96,12 @@ def test_the_readme_and_the_first_page_show_what_explain_prints() -> None:
     shown = plan.on(replace(Machine.default(), cache_bytes=(1 << 15, 1 << 19, 1 << 25))).explain()
     assert (ROOT / "docs/pictures/explain.txt").read_text(encoding="utf-8").rstrip("\n") == shown
     assert f"```text\n{shown}\n```" in readme.read_text(encoding="utf-8")
+
+
+def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "-b", "html"]
+    done = subprocess.run([*command, "-d", tmp_path / "trees", ROOT / "docs", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 GOOD_PAGE = """\
