@@ -190,8 +190,7 @@ def plan(
     if request.ranks > 1:
         owners = [_owner(o, request.ranks) for o in operands]
         budget = budget_of_rank(memory, owners, request)
-        made_bytes = [source.made_bytes for source in _sources(operands, _dtype(operands))]
-        where = runner.machine if machine is None else machine
+        where, made_bytes = runner.machine if machine is None else machine, _made_bytes(operands, _dtype(operands))
         steps = share_steps(steps, owners, request, budget, where, made_bytes)
     elif memory is not None or all(isinstance(o, BlockTensor) for o in operands):
         steps = within_budget(steps, _sources(operands, _dtype(operands)), memory, folder)
@@ -426,6 +425,11 @@ def _sources(operands: Sequence[Operand], dtype: np.dtype[np.generic]) -> list[S
     return [sources_of([o], dtype)[0] if isinstance(o, BlockTensor) else Source(resident=True) for o in operands]
 
 
+def _made_bytes(operands: Sequence[Operand], dtype: np.dtype[np.generic]) -> list[int]:
+    """For each operand that a function makes, bytes of its largest block; zero for the others."""
+    return [source.made_bytes for source in _sources(operands, dtype)]
+
+
 def _refitted(
     steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: np.dtype[np.generic], into_out: bool, runner: Engine
 ) -> tuple[Step, ...]:
@@ -434,8 +438,7 @@ def _refitted(
     first = steps[0].plan
     if first.sharing is not None:
         owners = [_owner(operand, first.sharing.request.ranks) for operand in operands]
-        made_bytes = [source.made_bytes for source in _sources(operands, dtype)]
-        where = first.machine or runner.machine
+        where, made_bytes = first.machine or runner.machine, _made_bytes(operands, dtype)
         return share_steps(made, owners, first.sharing.request, first.budget, where, made_bytes)
     if all(step.plan.budget is None for step in steps):
         return made

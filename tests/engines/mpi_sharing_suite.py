@@ -382,8 +382,6 @@ def test_calls_that_differ_are_told_so() -> None:
             lambda: tw.random((space, space), density=0.5, seed=engine.rank),
             lambda: tw.random([tw.Space([100, 300] if first else [300, 100])] * 2),
             lambda: tw.zeros(pattern=tw.Pattern.dense((space, space), tw.Symmetry(((0, 1), 1 if first else -1)))),
-        )
-        calls += (
             lambda: tw.einsum("ij,jk->ik", left, right) if first else tw.random((space, space)),
             lambda: tw.redistribute(left, "column") if first else tw.einsum("ij,jk->ik", left, right),
         )
