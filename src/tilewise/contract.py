@@ -21,12 +21,12 @@ from tilewise.machine import Machine, check_machine
 from tilewise.patterns import Pattern, equal_structure
 from tilewise.plans import Plan, Program, Step, plan_steps
 from tilewise.plans.comparison import Comparison, Measured, compare_deals, list_tasks
-from tilewise.plans.fitting import within_budget
+from tilewise.plans.fitting import are_fetched_from, within_budget
 from tilewise.plans.layout import EVERYBODY, make_layout
 from tilewise.plans.phases import Source
 from tilewise.plans.pools import TicketCost
 from tilewise.plans.propagation import NORM_LENIENCE, parse_tolerance, scaled_error
-from tilewise.plans.shared_steps import budget_of_rank, share_steps
+from tilewise.plans.shared_steps import are_shared, budget_of_rank, share_steps
 from tilewise.plans.sharing import Request
 from tilewise.plans.steps import check_errors, propagate_errors, reinspected, step_error
 from tilewise.plans.traffic import NOBODY
@@ -325,7 +325,7 @@ def execute(
     patterns = plan.operands if isinstance(plan, Program) else tuple(o.pattern for o in plan.operands)
     _check_match(patterns, operands, plan.tolerance if len(patterns) > 1 else None)
     dtype = _dtype(operands)
-    if dtype != plan.dtype or (out is not None and steps[-1].plan.spills):
+    if not _can_run(steps, operands, dtype, out is not None, runner):
         steps = _refitted(steps, operands, dtype, out is not None, runner)
     promised = _promised_error(plan.tolerance, steps, patterns, operands)
     alpha = parse_factor("alpha", alpha, dtype)
@@ -430,19 +430,46 @@ def _made_bytes(operands: Sequence[Operand], dtype: np.dtype[np.generic]) -> lis
     return [source.made_bytes for source in _sources(operands, dtype)]
 
 
+def _can_run(
+    steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: np.dtype[np.generic], into_out: bool, runner: Engine
+) -> bool:
+    """Whether an engine can run steps on these tensors as they are; if they have a budget, within it."""
+    plans = [step.plan for step in steps]
+    if dtype != plans[-1].dtype or (into_out and plans[-1].spills):
+        return False
+    if all(plan.budget is None for plan in plans):
+        return True
+    if any(_memory_needs(plan) != _memory_needs(runner.prepare(plan), runner.workers) for plan in plans):
+        return False
+    if runner.ranks > 1:
+        owners = [_owner(operand, runner.ranks) for operand in operands]
+        return are_shared(steps, owners, runner.ranks, runner.ranks_per_node, runner.replicates)
+    return all(plan.sharing is None for plan in plans) and are_fetched_from(steps, _sources(operands, dtype))
+
+
+def _memory_needs(plan: Plan, workers: int | None = None) -> tuple[str, int, int]:
+    """The loop of a plan, and what it and so many workers hold besides operands and result."""
+    return plan.kernel, plan.packed_bytes, plan.worker_bytes * (plan.workers if workers is None else workers)
+
+
 def _refitted(
     steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: np.dtype[np.generic], into_out: bool, runner: Engine
 ) -> tuple[Step, ...]:
-    """Steps for another element type, or for a result that goes to a tensor, shared and within budget as they were."""
-    made = tuple(replace(step, plan=replace(_in_type(step.plan, dtype), budget=None, phases=None)) for step in steps)
-    first = steps[0].plan
-    if first.sharing is not None:
-        owners = [_owner(operand, first.sharing.request.ranks) for operand in operands]
-        where, made_bytes = first.machine or runner.machine, _made_bytes(operands, dtype)
-        return share_steps(made, owners, first.sharing.request, first.budget, where, made_bytes)
-    if all(step.plan.budget is None for step in steps):
-        return made
+    """Steps as an engine can run them on these tensors, within the budget that they have."""
+    anew: dict[str, Any] = {"budget": None, "phases": None, "sharing": None, "workers": runner.workers}
+    made = tuple(replace(step, plan=runner.prepare(replace(_in_type(step.plan, dtype), **anew))) for step in steps)
     # Nothing is held beside the first step; without a budget of its own, none was asked for.
+    first, sharing = steps[0].plan, next((step.plan.sharing for step in steps if step.plan.sharing is not None), None)
+    if runner.ranks > 1 and (sharing is not None or first.budget is not None):
+        asked = Request(1, 1) if sharing is None else sharing.request
+        here = replace(
+            asked, ranks=runner.ranks, ranks_per_node=runner.ranks_per_node, everywhere=runner.replicates, made_bytes=0
+        )
+        owners = [_owner(operand, runner.ranks) for operand in operands]
+        where, made_bytes = first.machine or runner.machine, _made_bytes(operands, dtype)
+        return share_steps(made, owners, here, first.budget, where, made_bytes)
+    if first.budget is None:
+        return made
     return within_budget(made, _sources(operands, dtype), first.budget, first.scratch, into_out)
 
 

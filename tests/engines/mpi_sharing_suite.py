@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tilewise as tw
+from engines.budgets import run_within
 from engines.conformance import WORK
 from references import stored_bytes
 from strategies import DTYPES
@@ -118,14 +119,16 @@ def test_every_layout(layout: str, near: int | None) -> None:
 def test_every_balancer(text: str, spaces: Any, density: float, kernel: str, balancer: str, near: int | None) -> None:
     alone = [tw.random(own, density, seed) for seed, own in enumerate(spaces)]
     expected = tw.einsum(text, *alone)
+    total = tw.einsum(text, *alone, out=expected.copy(), beta=0.5)
     with tw.engine("mpi", workers=WORKERS, ranks_per_node=near) as engine:
         assert isinstance(engine, MpiEngine)
         shared = [tw.random(own, density, seed) for seed, own in enumerate(spaces)]
         plan = tw.plan(text, *shared, algorithm="owner", balancer=balancer, reproducible=True)
         result = tw.execute(plan, *shared)
         assert stored_bytes(result) == stored_bytes(expected)
-        added = tw.execute(plan, *shared, out=expected.copy(), beta=0.5)
-        assert np.allclose(added.to_dense(), 1.5 * expected.to_dense())
+        for out in (expected.copy(), tw.redistribute(expected, "weight")):  # kept by every rank, and spread
+            added = tw.execute(plan, *shared, out=out, beta=0.5)
+            assert stored_bytes(added) == stored_bytes(total)
         if engine.world.size == 1:
             return
         assert isinstance(plan, tw.Plan)
@@ -362,6 +365,46 @@ def test_a_group_of_k_with_nothing_to_do_adds_nothing(near: int | None) -> None:
         assert plan.sharing is None or plan.sharing.shares.groups > 1
         dense = tensor.to_dense()
         assert np.allclose(tw.execute(plan, tensor, tensor).to_dense(), dense @ dense.T)
+        for layout in LAYOUTS:
+            out = tw.redistribute(tw.random(pattern=plan.result, seed=1), layout)
+            start = out.to_dense()
+            tw.execute(plan, tensor, tensor, out=out, alpha=2.0, beta=-3.0)
+            assert np.allclose(out.to_dense(), 2.0 * dense @ dense.T - 3.0 * start)
+            assert out.norm() == pytest.approx(np.linalg.norm(out.to_dense()))
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "results on every rank": {"name": "mpi", "workers": WORKERS, "layout": "replicated"},
+    "results on their owners": {"name": "mpi", "workers": WORKERS},
+    "more workers": {"name": "mpi", "workers": WORKERS + 1},
+    "other nodes": {"name": "mpi", "workers": WORKERS, "ranks_per_node": 1},
+    "one rank": {"name": "threads", "workers": WORKERS},
+}
+
+
+@pytest.mark.parametrize("layout", ["cyclic", "replicated"])
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("text", ["ij,jk->ik", "ij,jk,kl->il"])
+def test_a_budget_is_kept_by_an_engine_that_it_was_not_planned_for(text: str, other: str, layout: str) -> None:
+    long, wide = tw.Space([50] * 6), tw.Space([40] * 4)
+    spaces = [(long, wide), (wide, long), (long, wide)][: text.count(",") + 1]
+    with tw.engine("mpi", workers=WORKERS, layout=layout):
+        tensors = [tw.random(own, seed=seed) for seed, own in enumerate(spaces)]
+        expected = np.einsum(text, *(tensor.to_dense() for tensor in tensors), optimize=True)
+        patterns = [tensor.pattern for tensor in tensors]
+        lazy = [tw.from_function(tensors[0].block, spaces[0]), *tensors[1:]]
+
+        def plan_elsewhere(**options: Any) -> tw.Plan | tw.Program:
+            with tw.engine(**OTHERS[other]):
+                return tw.plan(text, *patterns, **options)
+
+        free = plan_elsewhere().peak_bytes
+        for share in (0.3, 0.6, 1.0, 1.5):
+            steps, budget, result = run_within(int(share * free), plan_elsewhere, lazy)
+            assert np.allclose(result.to_dense(), expected)
+            beside = steps[0].result_bytes if len(steps) == 2 and layout == "replicated" else 0
+            assert 0 < steps[0].runs[-1].buffer_bytes <= budget
+            assert 0 < steps[-1].runs[-1].buffer_bytes <= budget - beside
 
 
 def test_calls_that_differ_are_told_so() -> None:
@@ -446,12 +489,15 @@ def test_random_problems_keep_their_budgets(seed: int, monkeypatch: pytest.Monke
                 refused, budget = budget, error.least_bytes
                 plan = tw.plan(text, *tensors, memory=budget, **options)
                 assert refused < budget
-            result = tw.execute(plan, *tensors)
+            out = tw.redistribute(tw.random(pattern=plan.result, dtype=dtype), str(rng.choice(LAYOUTS)))
+            add = int(rng.integers(2))
+            dense = add * out.to_dense() + expected
+            result = tw.execute(plan, *tensors, out=out if add else None, beta=add)
             steps = [step.plan for step in plan.steps] if isinstance(plan, tw.Program) else [plan]
             assert plan.peak_bytes <= budget
             assert all(0 <= step.runs[-1].buffer_bytes <= step.peak_bytes for step in steps)
             wide = dtype in ("float64", "complex128")
-            assert np.allclose(result.to_dense(), expected, rtol=1e-8 if wide else 2e-3, atol=1e-8 if wide else 5e-2)
+            assert np.allclose(result.to_dense(), dense, rtol=1e-8 if wide else 2e-3, atol=1e-8 if wide else 5e-2)
 
 
 def test_threads_do_not_add_to_what_ranks_share() -> None:

@@ -253,7 +253,7 @@ def phases_for(plan: Plan, operands: Sequence[BlockTensor], into_out: bool) -> P
 
 def _fits(phases: Phases, sources: Sequence[Source], into_out: bool) -> bool:
     """Whether phases were planned for operands that lie where these do."""
-    alike = [(s.resident, s.made_bytes) for s in phases.sources] == [(s.resident, s.made_bytes) for s in sources]
+    alike = all(planned.is_alike(source) for planned, source in zip(phases.sources, sources, strict=True))
     return alike and not (phases.spills and into_out)
 
 

@@ -65,6 +65,17 @@ def within_budget(
             raise MemoryBudgetError(f"{first}{beside}", budget, least)
 
 
+def are_fetched_from(steps: Sequence[Step], sources: Sequence[Source]) -> bool:
+    """Whether the phases of steps, where they have some, were planned for operands that lie where these do."""
+    for step in steps:
+        if step.plan.phases is None:
+            continue
+        for number, planned in zip(step.inputs, step.plan.phases.sources, strict=True):
+            if number < len(sources) and not planned.is_alike(sources[number]):
+                return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class _Fitting:
     """Steps that are to keep to a budget together."""

@@ -47,6 +47,10 @@ class Layout:
     def __post_init__(self) -> None:
         self.owner.setflags(write=False)
 
+    def blocks_of(self, rank: int) -> Ints:
+        """The blocks that a rank has and others do not."""
+        return np.flatnonzero(self.owner == rank)
+
 
 def parse_ranks(ranks: object, ranks_per_node: object) -> tuple[int, int]:
     """How many ranks a user plans for, and how many of them share a node."""

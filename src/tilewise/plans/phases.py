@@ -53,6 +53,10 @@ class Source:
     made_bytes: int = 0
     """Largest block that is made elsewhere before it is copied; zero where blocks are read to where they are needed."""
 
+    def is_alike(self, other: Source) -> bool:
+        """Whether fetching from another one takes the same memory."""
+        return (self.resident, self.made_bytes) == (other.resident, other.made_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:

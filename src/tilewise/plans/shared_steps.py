@@ -14,7 +14,7 @@ from tilewise.machine import Machine
 from tilewise.plans.budget import is_asked, parse_memory
 from tilewise.plans.layout import EVERYBODY
 from tilewise.plans.program import Step
-from tilewise.plans.sharing import FEW_RANKS, SETTLED, Request, Sharing, fit_budget, is_worth_sharing, plan_sharing
+from tilewise.plans.sharing import FEW_RANKS, FIXED, Request, Sharing, fit_budget, is_worth_sharing, plan_sharing
 from tilewise.plans.traffic import NOBODY
 
 Ints = npt.NDArray[np.int64]
@@ -39,7 +39,7 @@ def share_steps(
 ) -> tuple[Step, ...]:
     """Steps with how ranks share each; results stay where they are computed.
 
-    With a budget, only the tasks of the last step are drawn.
+    With a budget, only the tasks of the last step are drawn or dealt by what they took before.
 
     Parameters
     ----------
@@ -79,6 +79,22 @@ def share_steps(
     raise refusal
 
 
+def are_shared(
+    steps: Sequence[Step], owners: Sequence[Ints], ranks: int, ranks_per_node: int, everywhere: bool
+) -> bool:
+    """Whether steps were shared among these ranks, in the same way, with operands that lie where these do."""
+
+    def is_shared(step: Step) -> bool:
+        sharing = step.plan.sharing
+        if sharing is None:
+            return False
+        planned = zip(step.inputs, sharing.traffic.owners, strict=True)
+        found = [owners[number] if number < len(owners) else owner for number, owner in planned]
+        return sharing.fits(ranks, ranks_per_node, everywhere, found)
+
+    return all(map(is_shared, steps))
+
+
 def _share_within(
     steps: Sequence[Step],
     owners: Sequence[Ints],
@@ -98,8 +114,8 @@ def _share_within(
             continue
         largest = max((made_bytes[number] for number in step.inputs if number < len(made_bytes)), default=0)
         asked, beside, fit = replace(request, made_bytes=largest), sum(alive.values()), None
-        if budget is not None and step is not steps[-1] and request.balancer not in SETTLED:
-            # What the next step fetches would depend on who draws what.
+        if budget is not None and step is not steps[-1] and request.balancer not in FIXED:
+            # What the next step fetches, and what stays beside it, would depend on who gets what.
             asked = replace(asked, balancer="static")
         if budget is not None and request.ranks <= FEW_RANKS:
             fit = partial(fit_budget, budget=budget, peak_of=partial(_peak_beside, beside=beside))

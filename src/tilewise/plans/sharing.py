@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,9 @@ FEW_RANKS = 16
 
 SETTLED = ("static", "hypergraph", "measured")
 """Balancers that say before a run who does what."""
+
+FIXED = ("static", "hypergraph")
+"""Balancers that say so when a plan is made."""
 
 NETWORK_RATE = 1e9
 """Bytes per second between nodes, a cautious guess."""
@@ -158,9 +161,10 @@ class Sharing:
         """Who does what."""
         return self.traffic.shares
 
-    def fits(self, ranks: int, ranks_per_node: int, owners: Sequence[Ints]) -> bool:
-        """Whether it was made for these ranks, and operands that lie where these do."""
-        same = (ranks, ranks_per_node) == (self.request.ranks, self.request.ranks_per_node)
+    def fits(self, ranks: int, ranks_per_node: int, everywhere: bool, owners: Sequence[Ints]) -> bool:
+        """Whether it was made for these ranks, for who of them gets results, and operands that lie where these do."""
+        asked = self.request
+        same = (ranks, ranks_per_node, everywhere) == (asked.ranks, asked.ranks_per_node, asked.everywhere)
         return same and all(map(np.array_equal, self.traffic.owners, owners))
 
     @cached_property
@@ -299,7 +303,9 @@ def plan_sharing(
     else:
         found = list(_candidates(plan, request, where, rates, rank_of_block))
         ways = _fastest_first(plan, request, found, owners, rates)
-    return _overlapped(next(ways)) if fit is None else _first_that_fits(ways, fit)
+    if fit is None:
+        return _overlapped(next(ways))
+    return first_that_fits(partial(fit, _overlapped(way)) for way in ways)
 
 
 def _fastest_first(
@@ -327,12 +333,12 @@ def _fastest_first(
         least = min(least, seconds)
 
 
-def _first_that_fits(ways: Iterator[Sharing], fit: Callable[[Sharing], Sharing]) -> Sharing:
-    """The first of several ways that fits; if none does, the error names the least that one needs."""
+def first_that_fits(ways: Iterable[Callable[[], Sharing]]) -> Sharing:
+    """The first of several ways that has enough memory; if none has, the error of the one that needs least."""
     refused = []
     for way in ways:
         try:
-            return fit(_overlapped(way))
+            return way()
         except MemoryBudgetError as error:
             refused.append(error)
     raise min(refused, key=lambda error: error.least_bytes)

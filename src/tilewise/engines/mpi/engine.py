@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.engines.accounts import Account
-from tilewise.engines.mpi.counter import Counter
 from tilewise.engines.mpi.moves import change_layout
 from tilewise.engines.mpi.node import Node, make_node
 from tilewise.engines.mpi.shared import SharedRun, made_bytes
@@ -25,17 +24,16 @@ from tilewise.engines.streaming import Call
 from tilewise.engines.targets import find_slots
 from tilewise.engines.threads import OWN_KERNEL, Hosted, ThreadsEngine
 from tilewise.errors import InputError
-from tilewise.expressions import Reduction
 from tilewise.machine import Machine
 from tilewise.patterns import Pattern
-from tilewise.plans import Plan, Sum, inspect_reduction
+from tilewise.plans import Plan, Sum
 from tilewise.plans.digest import digest, pattern_digest
 from tilewise.plans.layout import EVERYBODY, check_layout, make_layout
 from tilewise.plans.parts import Part
 from tilewise.plans.sharing import (
-    Pool,
     Request,
     Sharing,
+    first_that_fits,
     fit_budget,
     is_small,
     is_worth_sharing,
@@ -173,30 +171,16 @@ class MpiEngine(Hosted):
 
     def _finished(self, run: SharedRun, call: Call) -> BlockTensor:
         """The result where it belongs."""
-        if call.out is not None and run.shares.groups == 1 and run.pool is None:
+        if call.out is not None:
             run.add_to(call.out)
             call.out.engine = self
             return call.out
-        result = run.make_result(self) if run.pool is None else self._drawn(run, run.pool)
-        if call.out is not None:
-            names = tuple(map(str, range(result.ndim)))
-            copy = inspect_reduction(Reduction(names, names), result.pattern, result.dtype, workers=self.workers)
-            return self.run(copy, [result], out=call.out, beta=call.beta)
+        result = run.make_result(self)
         if not self._kept_by_all(result.pattern, result.dtype):
             return result
         if call.account is not None:
             call.account.take(result.nbytes, "The result on every rank")
         return self.replicated(result)
-
-    def _drawn(self, run: SharedRun, pool: Pool) -> BlockTensor:
-        """A result whose tasks the ranks draw."""
-        with self.world.calling:
-            counter = Counter(self.world.everyone)
-        result, drawing = run.draw_result(self, pool, counter)
-        with self.world.calling:
-            counter.close()
-        run.counts.tickets = drawing.tickets
-        return result
 
     def spread(self, tensor: BlockTensor, layout: str) -> BlockTensor:
         """A tensor with other owners, by one planned exchange."""
@@ -258,39 +242,35 @@ class MpiEngine(Hosted):
         self, plan: Plan, operands: Sequence[BlockTensor], out: BlockTensor | None
     ) -> tuple[Sharing, list[Part | None]]:
         """How the ranks share a step, and what this one does of it, stage by stage."""
-        owners = [_owners(operand) for operand in operands]
-        sharing = plan.sharing
-        request = Request(self.ranks, self.ranks_per_node) if sharing is None else sharing.request
-        settled = self._settled(plan, out)
-        if settled is None and request.balancer == "measured":
-            settled = refined(plan, self.ranks)
+        owners, planned = [_owners(operand) for operand in operands], plan.sharing
+        request = replace(
+            Request(self.ranks, self.ranks_per_node) if planned is None else planned.request,
+            ranks=self.ranks,
+            ranks_per_node=self.ranks_per_node,
+            everywhere=self.replicates,
+            made_bytes=made_bytes(operands),
+        )
         fit, same_budget = None, True
         if plan.budget is not None:
             budget = self.world.least(plan.budget)
             same_budget = self.world.largest(plan.budget) == budget  # else ranks may have planned different stages
             fit = partial(fit_budget, budget=budget, peak_of=self._largest_peak)
-        fits = sharing is not None and same_budget and sharing.fits(self.ranks, self.ranks_per_node, owners)
-        if sharing is None or settled is not None or not fits:
-            request = replace(
-                request,
-                ranks=self.ranks,
-                ranks_per_node=self.ranks_per_node,
-                everywhere=self.replicates,
-                made_bytes=made_bytes(operands),
-            )
-            sharing = plan_sharing(
-                plan, request, owners, rank_of_block=settled, machine=plan.machine or self.machine, fit=fit
-            )
-        elif fit is not None:
-            sharing = fit(sharing)
+        share = partial(plan_sharing, plan, request, owners, machine=plan.machine or self.machine, fit=fit)
+        ways: list[Callable[[], Sharing]] = [share]
+        if planned and same_budget and planned.fits(self.ranks, self.ranks_per_node, self.replicates, owners):
+            ways.insert(0, lambda: planned if fit is None else fit(planned))
+        settled = self._settled(plan, request, out)
+        if settled is not None:
+            ways.insert(0, partial(share, rank_of_block=settled))
+        sharing = first_that_fits(ways)
         self.world.check_agreed(sharing.digest, plan.label)
         return sharing, sharing.parts(self.world.rank)
 
-    def _settled(self, plan: Plan, out: BlockTensor | None) -> Ints | None:
-        """Who has to compute each result block: the owner of where a reduction is added."""
+    def _settled(self, plan: Plan, request: Request, out: BlockTensor | None) -> Ints | None:
+        """Who had best compute each result block: the owner of where a sum is added, or by times of the run before."""
         if isinstance(plan.work, Sum) and out is not None and isinstance(out.storage, Spread):
             return out.storage.layout.owner[find_slots(plan.result, out.pattern)]
-        return None
+        return refined(plan, self.ranks) if request.balancer == "measured" else None
 
     def _largest_peak(self, sharing: Sharing) -> int:
         own = sharing.peak_bytes(self.world.rank, sharing.parts(self.world.rank), self.workers)

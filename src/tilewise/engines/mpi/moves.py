@@ -54,6 +54,11 @@ class Places:
         """Those of some blocks."""
         return Places(self.data, self.begin[blocks])
 
+    def elements(self, block: int, size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """The elements of a block of so many bytes."""
+        begin = self.begin[block]
+        return self.data[begin : begin + size].view(dtype)
+
 
 def move_blocks(node: Node, exchange: Exchange, source: Places, target: Places, sizes: Ints) -> Moved:
     """Carry out an exchange of blocks; every rank has to call it.

@@ -6,7 +6,7 @@ import contextvars
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,8 @@ from tilewise.engines.current import using
 from tilewise.engines.kernels.squares import block_squares
 from tilewise.engines.mpi.counter import Counter
 from tilewise.engines.mpi.drawing import Drawing, Timing, by_block
-from tilewise.engines.mpi.moves import Moved, Places, carry_blocks, copy_own, move_blocks
+from tilewise.engines.mpi.homes import Home
+from tilewise.engines.mpi.moves import Moved, Places, change_layout, copy_own, move_blocks
 from tilewise.engines.mpi.node import Node
 from tilewise.engines.mpi.spread import Spread, make_spread
 from tilewise.engines.streaming import Call
@@ -31,7 +32,7 @@ from tilewise.plans.traffic import Arrivals, Traffic
 from tilewise.plans.work import Product
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.generated import Generated
-from tilewise.tensors.storage import Arena, Result, checked_norms
+from tilewise.tensors.storage import Arena, Result, block_offsets, checked_norms
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -158,58 +159,92 @@ class SharedRun:
 
     def make_result(self, engine: Engine) -> BlockTensor:
         """The result as a new tensor, whose blocks the ranks own that computed them."""
+        if self.pool is None:
+            total, squares = self._summed()
+        else:
+            total, squares = self._drawn(self.pool)
+        result = BlockTensor(self.plan.result, total, engine)
+        result.replace_norms(self._norms(squares, total, total.held, self._every))
+        return result
+
+    def add_to(self, out: BlockTensor) -> None:
+        """Add the result to a tensor that is there."""
+        slots = find_slots(self.plan.result, out.pattern)
+        target, home = Target(out, slots, False, out.pattern.norms), Home.of(self.node, out, slots)
+        self.node.world.meet()  # nobody reads it any more
+        scale_target(target, self.call.beta)
+        self.node.world.meet()
+        if self.pool is not None:
+            norms = self._draw_into(target, home, self.pool)
+        elif self.shares.groups > 1:
+            norms = self._add_to_sums(home)
+        elif home.is_near:
+            squares, mine = self._run([target]), np.flatnonzero(self.shares.wanted(self.node.world.rank, 0))
+            norms = self._norms(squares, out.arena, mine, slots)
+        else:
+            norms = self._add_elsewhere(home)
+        target.settle(norms, self.call.beta)
+
+    @property
+    def _every(self) -> Ints:
+        """The numbers of all result blocks."""
+        return np.arange(self.plan.result.nnz_blocks)
+
+    def _summed(self) -> tuple[Spread, Floats]:
+        """The result with the ranks that own the sums of the first group of k, and the squares of their blocks."""
         totals = [self._new(self.shares.layout(group)) for group in range(self.shares.groups)]
         # With several groups, some may have nothing to add to a block.
         fresh = self.traffic.stage_count == self.shares.groups == 1 and self.plan.kernel != "loops"
         if not fresh:
             for total in totals:
                 total.own[...] = 0
-        every = np.arange(self.plan.result.nnz_blocks)
-        squares = self._run([Target(self._tensor(total), every, fresh, self.plan.result.norms) for total in totals])
+        squares = self._run([self._target(total, fresh) for total in totals])
         for group, other in self.shares.additions:
             self._timed("add", partial(self._add_sums, totals[group], totals[other]))
-        result = BlockTensor(self.plan.result, totals[0], engine)
         if self.shares.groups > 1:
-            held = totals[0].held
-            squares[held] = block_squares(totals[0].own, totals[0].own_offsets, totals[0].sizes[held])
-        result.replace_norms(self._norms(squares, totals[0], totals[0].held, every))
-        return result
+            squares = _own_squares(totals[0])
+        return totals[0], squares
 
-    def add_to(self, out: BlockTensor) -> None:
-        """Add the result to a tensor that is there; sums over several groups have to be made first."""
-        slots = find_slots(self.plan.result, out.pattern)
-        target = Target(out, slots, False, out.pattern.norms)
-        self.node.world.meet()  # nobody reads it any more
-        scale_target(target, self.call.beta)
-        mine = np.flatnonzero(self.shares.wanted(self.node.world.rank, 0))
-        if isinstance(out.storage, Spread) and self.node.world.nodes == 1:
-            self.node.world.meet()
-            squares = self._run([target])
-            norms = self._norms(squares, out.storage, mine, slots)
-        else:
-            norms = self._add_elsewhere(out, slots, mine)
-        target.settle(norms, self.call.beta)
+    def _drawn(self, pool: Pool) -> tuple[Spread, Floats]:
+        """The result with the ranks that drew its blocks, and the squares of their blocks."""
+        room = self._take_room()
+        if self.plan.kernel == "loops" and self.node.world.neighbours.rank == 0:
+            room.data[...] = 0
+        layout, squares = self._draw(pool, self._target(room, self.plan.kernel != "loops"))
+        total = self._new(layout)
+        copy_own(Places.of(room), Places.of(total), total.held, total.sizes * total.dtype.itemsize)
+        return total, squares
 
-    def draw_result(self, engine: Engine, pool: Pool, counter: Counter) -> tuple[BlockTensor, Drawing]:
-        """The result as a new tensor, its tasks drawn during the run: who computed a block owns it."""
+    def _draw_into(self, target: Target, home: Home, pool: Pool) -> Floats:
+        """Have tasks drawn that start from what a tensor holds, and bring their blocks back to it; their norms."""
+        if home.is_near:
+            layout, squares = self._draw(pool, target)
+            assert target.slots is not None
+            return self._norms(squares, target.tensor.arena, layout.blocks_of(self.node.world.rank), target.slots)
+        assert self.traffic.node_of_block is not None
+        room = self._take_room()
+        self.counts.moved.add(home.bring_to_nodes(self.traffic.node_of_block, Places.of(room)))
+        layout, squares = self._draw(pool, self._target(room, fresh=False))
+        norms = self._norms(squares, room, layout.blocks_of(self.node.world.rank), self._every)
+        self.counts.moved.add(home.take_back(layout, Places.of(room)))
+        return norms
+
+    def _take_room(self) -> Arena:
+        """Memory of the node for all blocks of the result."""
+        if self.call.account is not None:
+            share = -(-self.plan.result_bytes // self.node.world.neighbours.size)
+            self.call.account.take(share, "What the ranks of a node draw")
+        room = self.node.heap.take(self.plan.result_bytes).view(self.plan.dtype)
+        return Arena(room, block_offsets(self.plan.result))
+
+    def _draw(self, pool: Pool, target: Target) -> tuple[Layout, Floats]:
+        """Have ranks draw and compute result blocks; who drew each, and the squares of those of this rank."""
         world, node_of = self.node.world, self.traffic.node_of_block
         assert node_of is not None
         part, first_task = by_block(self.plan, (node_of == EVERYBODY) | (node_of == world.node))
-        sizes = self.plan.result.block_sizes
-        if self.call.account is not None:
-            share = -(-self.plan.result_bytes // world.neighbours.size)
-            self.call.account.take(share, "What the ranks of a node draw")
-        room = self.node.heap.take(self.plan.result_bytes).view(self.plan.dtype)
-        place = self.node.heap.place(room.view(np.uint8)) // self.plan.dtype.itemsize
-        drawn = Arena(self.node.heap.whole(self.plan.dtype), np.cumsum(sizes) - sizes + place)
-        if self.plan.kernel == "loops" and world.neighbours.rank == 0:
-            room[...] = 0
         with world.calling:
-            counter.reset()
+            counter = Counter(world.everyone)
         drawing = Drawing(pool, counter, world, self.host.workers, first_task)
-        every = np.arange(len(sizes))
-        tensor = BlockTensor(self.plan.result, drawn, self.host)
-        target = Target(tensor, every, self.plan.kernel != "loops", self.plan.result.norms)
         with self._fetching() as fetcher:
             operands = self._timed("fetch", fetcher.start(0).result)
             self._timed("wait", world.meet)
@@ -220,56 +255,66 @@ class SharedRun:
                 ),
             )
             self._timed("wait", world.meet)
-        return self._collected(engine, drawing, drawn, squares), drawing
-
-    def _collected(self, engine: Engine, drawing: Drawing, drawn: Arena, squares: Floats) -> BlockTensor:
-        """What the ranks computed, each block with the rank that did."""
-        mine = np.array(sorted(drawing.blocks), np.int64)
+        with world.calling:
+            counter.close()
+        self.counts.tickets = drawing.tickets
         owner = np.zeros(len(squares), np.int64)
-        owner[mine] = self.node.world.rank
-        total = self._new(Layout(self.shares.ranks, self.node.world.sum(owner)))
-        copy_own(Places.of(drawn), Places.of(total), mine, total.sizes * total.dtype.itemsize)
+        owner[drawing.blocks] = world.rank
+        layout = Layout(self.shares.ranks, world.sum(owner))
         assert isinstance(self.plan.work, Product)
-        self._count_reads(keep_part(self.plan, self.plan.work, np.isin(np.arange(len(squares)), mine)), 0)
-        result = BlockTensor(self.plan.result, total, engine)
-        result.replace_norms(self._norms(squares, total, mine, np.arange(len(squares))))
-        return result
+        self._count_reads(keep_part(self.plan, self.plan.work, layout.owner == world.rank), 0)
+        return layout, squares
 
-    def _add_elsewhere(self, out: BlockTensor, slots: Ints, mine: Ints) -> Floats:
-        """Compute where the parts are done, starting from what `out` holds, and bring the sums back."""
-        sizes = self.plan.result.block_sizes * self.plan.dtype.itemsize
+    def _add_elsewhere(self, home: Home) -> Floats:
+        """Compute where the parts are done, starting from what a tensor holds, and bring the sums back; their norms."""
         total = self._new(self.shares.layout())
-        here = Places.of(total)
-        if isinstance(out.storage, Spread):
-            home = Layout(self.shares.ranks, out.storage.layout.owner[slots])
-            there = Places.of(out.storage).taken(slots)
-            self._carry(home, total.layout, there, here, sizes)
-        else:
-            home = None
-            there = Places.of(out.arena).taken(slots)
-            copy_own(there, here, mine, sizes)
-        every = np.arange(len(slots))
-        squares = self._run([Target(self._tensor(total), every, False, self.plan.result.norms)])
-        norms = self._norms(squares, total, mine, every)
-        if home is not None:
-            self._carry(total.layout, home, here, there, sizes)
-        else:
-            copy_own(here, there, mine, sizes)
-            self.node.world.share_parts(there.data, there.begin, sizes, total.layout.owner)
+        self.counts.moved.add(home.bring(total.layout, Places.of(total)))
+        return self._take_back(home, total, self._run([self._target(total, fresh=False)]))
+
+    def _add_to_sums(self, home: Home) -> Floats:
+        """Add what a tensor holds to the sums of all groups, and bring them back to it; their norms.
+
+        Its blocks come to the sums, as those of one more group would: so there is room for them.
+        """
+        total, _ = self._summed()
+        with ExitStack() as stack:
+            held = home.places
+            if home.layout is not None and not home.is_near:
+                brought = stack.enter_context(self._holding(total.layout))
+                held = Places.of(brought)
+                self.counts.moved.add(home.bring(total.layout, held))
+            for block in total.held.tolist():
+                part = total.view(block, int(total.sizes[block]))
+                assert part is not None
+                part += held.elements(block, home.sizes[block], total.dtype)
+        return self._take_back(home, total, _own_squares(total))
+
+    def _take_back(self, home: Home, total: Spread, squares: Floats) -> Floats:
+        """Bring finished blocks to where they belong; their norms."""
+        norms = self._norms(squares, total, total.held, self._every)  # for which all ranks have met
+        self.counts.moved.add(home.take_back(total.layout, Places.of(total)))
         return norms
 
-    def _carry(self, old: Layout, new: Layout, source: Places, target: Places, sizes: Ints) -> None:
-        """Bring blocks from one layout to another, and count it."""
-        self.counts.moved.add(carry_blocks(self.node, old, new, source, target, sizes))
-
     def _new(self, layout: Layout) -> Spread:
+        """Memory for the sums of each rank."""
         if self.call.account is not None:
-            size = self.plan.result.block_sizes[layout.owner == self.node.world.rank].sum()
-            self.call.account.take(int(size) * self.plan.dtype.itemsize, "Sums of this rank")
+            self.call.account.take(self._own_bytes(layout), "Sums of this rank")
         return make_spread(self.node, self.plan.result, layout, self.plan.dtype, zero=False)
 
-    def _tensor(self, total: Spread) -> BlockTensor:
-        return BlockTensor(self.plan.result, total, self.host)
+    @contextmanager
+    def _holding(self, layout: Layout) -> Iterator[Spread]:
+        """Memory for the sums of each rank during a ``with`` block."""
+        yield self._new(layout)
+        if self.call.account is not None:
+            self.call.account.give(self._own_bytes(layout))
+
+    def _own_bytes(self, layout: Layout) -> int:
+        sizes = self.plan.result.block_sizes[layout.blocks_of(self.node.world.rank)]
+        return int(sizes.sum()) * self.plan.dtype.itemsize
+
+    def _target(self, arena: Arena, fresh: bool) -> Target:
+        """Memory for all result blocks as what a run adds to."""
+        return Target(BlockTensor(self.plan.result, arena, self.host), self._every, fresh, self.plan.result.norms)
 
     def _run(self, targets: Sequence[Target]) -> Floats:
         """Compute every stage while the next one is fetched; the sum of squares of each block that this rank summed."""
@@ -340,16 +385,20 @@ class SharedRun:
 
     def _add_sums(self, total: Spread, other: Spread) -> None:
         """Add the sums of a group to those of another."""
-        brought = self._new(other.layout)
-        sizes = total.sizes * total.dtype.itemsize
-        self._carry(total.layout, brought.layout, Places.of(total), Places.of(brought), sizes)
-        other.own[...] += brought.own
+        with self._holding(other.layout) as brought:
+            self.counts.moved.add(change_layout(self.node, total, brought))
+            other.own[...] += brought.own
         self.node.world.meet()  # the next addition may read what this one wrote
-        if self.call.account is not None:
-            self.call.account.give(brought.own.nbytes)
 
-    def _norms(self, squares: Floats, arena: Spread, mine: Ints, slots: Ints) -> Floats:
+    def _norms(self, squares: Floats, arena: Arena, mine: Ints, slots: Ints) -> Floats:
         """Norm bounds of all result blocks, each from the rank that computed it."""
         own = np.zeros(len(squares))
         own[mine] = checked_norms(squares[mine], arena, slots[mine])
         return self.node.world.sum(own)
+
+
+def _own_squares(total: Spread) -> Floats:
+    """The sum of squares of each block of this rank."""
+    squares = np.zeros(len(total.sizes))
+    squares[total.held] = block_squares(total.own, total.own_offsets, total.sizes[total.held])
+    return squares

@@ -150,7 +150,7 @@ def allocate_spread(node: Node, layout: Layout, sizes: Ints, dtype: np.dtype[Any
     place = node.heap.place(piece)
     bases = np.array(world.gather(place))[:: world.ranks_per_node] if world.nodes > 1 else np.array([place])
     offsets = np.where(node_of == world.node, within + place // dtype.itemsize, -1)
-    held = np.flatnonzero(layout.owner == world.rank)
+    held = layout.blocks_of(world.rank)
     return Spread(
         data=node.heap.whole(dtype),
         offsets=offsets,
