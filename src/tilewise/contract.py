@@ -11,33 +11,26 @@ from functools import reduce
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.engines.base import current_engine, make_engine
-from tilewise.engines.streaming import sources_of
+from tilewise.engines.matching import Operand, list_given, list_sources, suit, suited
 from tilewise.errors import InputError
 from tilewise.expressions import check_spaces, check_text, parse_expression
 from tilewise.machine import Machine, check_machine
 from tilewise.patterns import Pattern, equal_structure
 from tilewise.plans import Plan, Program, Step, plan_steps
 from tilewise.plans.comparison import Comparison, Measured, compare_deals, list_tasks
-from tilewise.plans.fitting import are_fetched_from, within_budget
-from tilewise.plans.layout import EVERYBODY, make_layout
-from tilewise.plans.phases import Source
+from tilewise.plans.fitting import within_budget
 from tilewise.plans.pools import TicketCost
 from tilewise.plans.propagation import NORM_LENIENCE, parse_tolerance, scaled_error
-from tilewise.plans.shared_steps import are_shared, budget_of_rank, share_steps
+from tilewise.plans.shared_steps import budget_of_rank, share_steps
 from tilewise.plans.sharing import Request
-from tilewise.plans.steps import check_errors, propagate_errors, reinspected, step_error
-from tilewise.plans.traffic import NOBODY
+from tilewise.plans.steps import check_errors, propagate_errors, step_error
 from tilewise.spaces.differences import modes_text
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.drafts import parse_scratch
 from tilewise.tensors.protocol import Scalar
 from tilewise.tensors.scalars import parse_factor
-
-Operand = BlockTensor | Pattern
-Ints = npt.NDArray[np.int64]
 
 
 def einsum(
@@ -187,13 +180,13 @@ def plan(
     everywhere = ranks is None and runner.replicates
     ranks = runner.ranks if ranks is None else ranks
     request = Request(ranks, ranks_per_node, algorithm, balancer, reproducible, everywhere)
+    steps = tuple(replace(step, plan=replace(step.plan, request=request, scratch=folder)) for step in steps)
     if request.ranks > 1:
-        owners = [_owner(o, request.ranks) for o in operands]
-        budget = budget_of_rank(memory, owners, request)
-        where, made_bytes = runner.machine if machine is None else machine, _made_bytes(operands, _dtype(operands))
-        steps = share_steps(steps, owners, request, budget, where, made_bytes)
+        given = list_given(operands, _dtype(operands), request.ranks, runner)
+        budget = budget_of_rank(memory, given, request)
+        steps = share_steps(steps, given, request, budget, runner.machine if machine is None else machine)
     elif memory is not None or all(isinstance(o, BlockTensor) for o in operands):
-        steps = within_budget(steps, _sources(operands, _dtype(operands)), memory, folder)
+        steps = within_budget(steps, list_sources(operands, _dtype(operands)), memory, folder)
     made: Plan | Program
     if len(steps) == 1:
         made = steps[0].plan if steps[0].plan.tolerance == tolerance else replace(steps[0].plan, tolerance=tolerance)
@@ -325,8 +318,8 @@ def execute(
     patterns = plan.operands if isinstance(plan, Program) else tuple(o.pattern for o in plan.operands)
     _check_match(patterns, operands, plan.tolerance if len(patterns) > 1 else None)
     dtype = _dtype(operands)
-    if not _can_run(steps, operands, dtype, out is not None, runner):
-        steps = _refitted(steps, operands, dtype, out is not None, runner)
+    if not suit(steps, operands, dtype, out is not None, runner):
+        steps = suited(steps, operands, dtype, out is not None, runner)
     promised = _promised_error(plan.tolerance, steps, patterns, operands)
     alpha = parse_factor("alpha", alpha, dtype)
     beta = parse_factor("beta", beta, dtype)
@@ -342,13 +335,13 @@ def execute(
         for done in step.frees:
             del alive[done]
     inputs = [alive[i] for i in steps[-1].inputs]
-    held = 0.0
+    held, before = 0.0, None
     if out is not None:
-        held, out.error_bound = out.error_bound, math.inf  # should the run be interrupted
+        held, out.error_bound, before = out.error_bound, math.inf, out.pattern  # should the run be interrupted
     try:
         result = runner.run(steps[-1].plan, inputs, out=out, alpha=alpha, beta=beta)
-    except InputError:  # before anything was written
-        if out is not None:
+    except BaseException:
+        if out is not None and out.pattern is before:  # nothing was written: its norms are what they were
             out.error_bound = held
         raise
     error = min(_error(steps[-1].plan, inputs), promised)
@@ -407,74 +400,6 @@ def _raise_no_tensor(number: int, operand: object, where: str) -> NoReturn:
 def _dtype(operands: Sequence[Operand]) -> np.dtype[np.generic]:
     kinds = [o.dtype for o in operands if isinstance(o, BlockTensor)]
     return reduce(np.promote_types, kinds) if kinds else np.dtype(np.float64)
-
-
-def _owner(operand: Operand, ranks: int) -> Ints:
-    """Who has each block of an operand; a tensor that no rank has is taken to go round."""
-    if isinstance(operand, BlockTensor) and not operand.in_memory:
-        return np.full(operand.pattern.nnz_blocks, NOBODY)
-    if isinstance(operand, BlockTensor) and operand.engine.ranks == ranks:
-        owner = operand.arena.owner
-        return np.full(operand.pattern.nnz_blocks, EVERYBODY) if owner is None else owner
-    pattern = operand.pattern if isinstance(operand, BlockTensor) else operand
-    return make_layout("cyclic", pattern, ranks).owner
-
-
-def _sources(operands: Sequence[Operand], dtype: np.dtype[np.generic]) -> list[Source]:
-    """Where each operand's elements are; those of a pattern are taken to be in memory."""
-    return [sources_of([o], dtype)[0] if isinstance(o, BlockTensor) else Source(resident=True) for o in operands]
-
-
-def _made_bytes(operands: Sequence[Operand], dtype: np.dtype[np.generic]) -> list[int]:
-    """For each operand that a function makes, bytes of its largest block; zero for the others."""
-    return [source.made_bytes for source in _sources(operands, dtype)]
-
-
-def _can_run(
-    steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: np.dtype[np.generic], into_out: bool, runner: Engine
-) -> bool:
-    """Whether an engine can run steps on these tensors as they are; if they have a budget, within it."""
-    plans = [step.plan for step in steps]
-    if dtype != plans[-1].dtype or (into_out and plans[-1].spills):
-        return False
-    if all(plan.budget is None for plan in plans):
-        return True
-    if any(_memory_needs(plan) != _memory_needs(runner.prepare(plan), runner.workers) for plan in plans):
-        return False
-    if runner.ranks > 1:
-        owners = [_owner(operand, runner.ranks) for operand in operands]
-        return are_shared(steps, owners, runner.ranks, runner.ranks_per_node, runner.replicates)
-    return all(plan.sharing is None for plan in plans) and are_fetched_from(steps, _sources(operands, dtype))
-
-
-def _memory_needs(plan: Plan, workers: int | None = None) -> tuple[str, int, int]:
-    """The loop of a plan, and what it and so many workers hold besides operands and result."""
-    return plan.kernel, plan.packed_bytes, plan.worker_bytes * (plan.workers if workers is None else workers)
-
-
-def _refitted(
-    steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: np.dtype[np.generic], into_out: bool, runner: Engine
-) -> tuple[Step, ...]:
-    """Steps as an engine can run them on these tensors, within the budget that they have."""
-    anew: dict[str, Any] = {"budget": None, "phases": None, "sharing": None, "workers": runner.workers}
-    made = tuple(replace(step, plan=runner.prepare(replace(_in_type(step.plan, dtype), **anew))) for step in steps)
-    # Nothing is held beside the first step; without a budget of its own, none was asked for.
-    first, sharing = steps[0].plan, next((step.plan.sharing for step in steps if step.plan.sharing is not None), None)
-    if runner.ranks > 1 and (sharing is not None or first.budget is not None):
-        asked = Request(1, 1) if sharing is None else sharing.request
-        here = replace(
-            asked, ranks=runner.ranks, ranks_per_node=runner.ranks_per_node, everywhere=runner.replicates, made_bytes=0
-        )
-        owners = [_owner(operand, runner.ranks) for operand in operands]
-        where, made_bytes = first.machine or runner.machine, _made_bytes(operands, dtype)
-        return share_steps(made, owners, here, first.budget, where, made_bytes)
-    if first.budget is None:
-        return made
-    return within_budget(made, _sources(operands, dtype), first.budget, first.scratch, into_out)
-
-
-def _in_type(plan: Plan, dtype: np.dtype[np.generic]) -> Plan:
-    return plan if plan.dtype == dtype else reinspected(plan, dtype)
 
 
 def _engine(engine: Any) -> Engine:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import tilewise as tw
+
+Result = TypeVar("Result")
 
 
 def run_within(
@@ -17,14 +20,26 @@ def run_within(
     tuple
         The plans of the steps, the budget that was enough, and the result.
     """
-    for refusals in range(3):
+    plan, budget = _retried(lambda memory: make_plan(memory=memory), budget)
+
+    def run(memory: int) -> tuple[list[tw.Plan], tw.BlockTensor]:
+        made = plan if memory == budget else make_plan(memory=memory)
+        steps = [step.plan for step in made.steps] if isinstance(made, tw.Program) else [made]
         try:
-            plan = make_plan(memory=budget)
-            result = tw.execute(plan, *tensors)
-        except tw.MemoryBudgetError as error:
-            if refusals == 2 or error.least_bytes <= budget:
-                raise
-            budget = error.least_bytes
-        else:
-            return [step.plan for step in plan.steps] if isinstance(plan, tw.Program) else [plan], budget, result
-    raise AssertionError
+            return steps, tw.execute(made, *tensors)
+        except tw.MemoryBudgetError:
+            assert not any(step.runs for step in steps), "refused after a step was run"
+            raise
+
+    (steps, result), enough = _retried(run, budget)
+    return steps, enough, result
+
+
+def _retried(work: Callable[[int], Result], budget: int) -> tuple[Result, int]:
+    """Do something within a budget, or within the least that it names."""
+    try:
+        return work(budget), budget
+    except tw.MemoryBudgetError as error:
+        least = error.least_bytes
+    assert least > budget
+    return work(least), least

@@ -8,6 +8,14 @@ import pytest
 
 from engines.nodes import device
 from tilewise.engines.device.memory import Device, Neighbours
+from tilewise.plans import sharing
+
+
+@pytest.fixture
+def share_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks share tensors and products of any size."""
+    monkeypatch.setattr(sharing, "LEAST_FLOPS", 0)
+    monkeypatch.setattr(sharing, "LEAST_BYTES", 0)
 
 
 @pytest.fixture

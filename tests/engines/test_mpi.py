@@ -20,7 +20,7 @@ from tilewise.plans.shares import share_by_owner
 
 pytest.importorskip("mpi4py")
 SUITE = Path(__file__).parent / "mpi_suite.py"
-SHARING = Path(__file__).parent / "mpi_sharing_suite.py"
+SHARING = [str(Path(__file__).parent / name) for name in ("mpi_sharing_suite.py", "mpi_budget_suite.py")]
 OF_TENSORS = ("tensors/test_access.py", "tensors/test_arithmetic.py", "tensors/test_tilings.py", "test_factories.py")
 PER_NODE = "TILEWISE_TEST_RANKS_PER_NODE"
 
@@ -44,7 +44,7 @@ def test_the_suite_of_engines_passes(count: int, settings: str, monkeypatch: pyt
 def test_ranks_share_as_planned(count: int, nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWISE_TEST_NODES", nodes)
     monkeypatch.setenv("TILEWISE_TEST_QUICK", "1")
-    pytest_passes(count, str(SHARING))
+    pytest_passes(count, *SHARING)
 
 
 @pytest.mark.slow
@@ -56,7 +56,7 @@ def test_ranks_share_as_planned_on_all_nodes_and_with_threads(
 ) -> None:
     monkeypatch.setenv("TILEWISE_TEST_NODES", nodes)
     monkeypatch.setenv("TILEWISE_TEST_WORKERS", str(workers))
-    pytest_passes(count, str(SHARING))
+    pytest_passes(count, *SHARING)
 
 
 @pytest.mark.parametrize("per_node", [2, pytest.param(1, marks=pytest.mark.slow)])

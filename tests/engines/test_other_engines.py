@@ -9,7 +9,10 @@ import pytest
 
 import tilewise as tw
 from engines.budgets import run_within
+from references import stored_bytes
 from tilewise.engines.streaming import Runner
+from tilewise.engines.threads import ThreadsEngine
+from tilewise.plans import fitting
 
 ENGINES: dict[str, dict[str, Any]] = {
     "one thread": {"name": "threads", "workers": 1},
@@ -59,3 +62,41 @@ def test_a_budget_is_kept(text: str, planner: str, runner: str, where: str, kept
         beside = kept[0] if len(steps) == 2 else 0
         assert 0 < steps[0].runs[-1].buffer_bytes <= budget
         assert 0 < steps[-1].runs[-1].buffer_bytes <= budget - beside
+
+
+def test_a_limit_that_nobody_asked_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step has enough memory and another has not: they are run by more workers than they were planned for."""
+    long, wide = tw.Space([50] * 6), tw.Space([40] * 4)
+    tensors = [tw.random(modes, seed=seed) for seed, modes in enumerate([(long, wide), (wide, long), (long, wide)])]
+    with tw.engine(**ENGINES["one thread"]):
+        limit = tw.plan("ij,jk,kl->il", *tensors).peak_bytes - 1
+        monkeypatch.setattr(fitting, "SMALL_BYTES", 0)
+        monkeypatch.setattr(fitting, "parse_memory", lambda memory: limit)
+        plan = tw.plan("ij,jk,kl->il", *tensors)
+    assert isinstance(plan, tw.Program)
+    first, last = (step.plan for step in plan.steps)
+    assert first.budget is None
+    assert last.budget is not None
+    with tw.engine(**ENGINES["three threads"]):
+        tw.execute(plan, *tensors)
+    assert last.runs[-1].buffer_bytes <= limit - first.result_bytes
+
+
+def test_a_run_that_is_refused_leaves_a_tensor_as_it_was() -> None:
+    space = tw.Space([40] * 6)
+    tensor, out = tw.random((space, space)), tw.random((space, space), seed=1)
+    out.error_bound = 0.25
+    before = stored_bytes(out)
+    lazy = tw.from_function(tensor.block, pattern=tensor.pattern)
+    with tw.engine(**ENGINES["one thread"]):
+        plan = tw.plan("ij,jk->ik", tensor.pattern, tensor.pattern, memory=700_000)
+        with pytest.raises(tw.MemoryBudgetError):
+            tw.execute(plan, lazy, lazy, out=out, engine=Refusing())
+    assert stored_bytes(out) == before
+
+
+class Refusing(ThreadsEngine):
+    """Finds only when it runs a plan that there is not enough memory."""
+
+    def run(self, *arguments: Any, **options: Any) -> tw.BlockTensor:
+        raise tw.MemoryBudgetError("too much", 1, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -24,8 +25,11 @@ Progress = Callable[[str], None]
 EDGES = (4, 8, 16, 24, 32, 48, 64, 128, 256)
 """Block edges at which products are measured."""
 
-LARGE_EDGE = 768
+LARGE_EDGE = 1024
 """Edge of the blocks on which BLAS libraries are compared and the peak is measured."""
+
+LARGE_TILES = 5
+"""Rows and columns of such blocks: so many that a plan leaves their product to BLAS."""
 
 TILES = 96
 """Tiles per mode of a measured product, if that is not too large."""
@@ -83,16 +87,21 @@ def calibrate(progress: Progress = lambda line: None, workers: int | None = None
     )
 
 
-def best_seconds(action: Callable[[], object]) -> float:
-    """Shortest of some repetitions after one that is not counted: others on the computer only slow it down."""
-    action()
-    samples: list[float] = []
-    end = time.perf_counter() + SECONDS_EACH
-    while len(samples) < 3 or (time.perf_counter() < end and len(samples) < 25):
-        begin = time.perf_counter()
+def best_seconds(*actions: Callable[[], object]) -> list[float]:
+    """For each action, the shortest of some repetitions after one that is not counted; they take turns.
+
+    Others on the computer only slow an action down, and while they do, all of them.
+    """
+    for action in actions:
         action()
-        samples.append(time.perf_counter() - begin)
-    return min(samples)
+    samples: list[list[float]] = [[] for _ in actions]
+    end = time.perf_counter() + SECONDS_EACH * len(actions)
+    while len(samples[0]) < 3 or (time.perf_counter() < end and len(samples[0]) < 25):
+        for action, own in zip(actions, samples, strict=True):
+            begin = time.perf_counter()
+            action()
+            own.append(time.perf_counter() - begin)
+    return [min(own) for own in samples]
 
 
 def _copy_rate(workers: int) -> float:
@@ -101,7 +110,7 @@ def _copy_rate(workers: int) -> float:
     edges = np.linspace(0, COPIED_WORDS, workers + 1).astype(int).tolist()
     pieces = [slice(low, high) for low, high in pairwise(edges)]
     with ThreadPoolExecutor(workers) as pool:
-        seconds = best_seconds(lambda: list(pool.map(lambda p: np.copyto(target[p], source[p]), pieces)))
+        (seconds,) = best_seconds(lambda: list(pool.map(lambda p: np.copyto(target[p], source[p]), pieces)))
     return 2e-9 * source.nbytes / seconds
 
 
@@ -111,22 +120,22 @@ def _permute_rate(engine: ThreadsEngine) -> float:
     tensor = _random(Pattern.dense((space,) * 4), engine)
     modes = ("p", "q", "r", "s")
     plan = inspect_reduction(Reduction(modes, modes[::-1]), tensor.pattern, np.float64, workers=engine.workers)
-    return 2e-9 * tensor.nbytes / best_seconds(lambda: engine.run(plan, [tensor]))
+    (seconds,) = best_seconds(lambda: engine.run(plan, [tensor]))
+    return 2e-9 * tensor.nbytes / seconds
 
 
 def _fastest(engine: ThreadsEngine, progress: Progress) -> tuple[Blas, float]:
     """The BLAS that is faster on large blocks, left in use, and its GF/s per core."""
-    # One task per worker at the least, so that no core waits.
-    rows, cols = Space([LARGE_EDGE] * engine.workers), Space([LARGE_EDGE])
-    plan, tensors = _product(Pattern.dense((rows, cols)), Pattern.dense((cols, cols)), engine)
-    found = []
-    for library in libraries():
-        engine.blas = library
-        rate = plan.flops * 1e-9 / best_seconds(lambda: engine.run(plan, tensors)) / engine.workers
-        progress(f"{library.name}: {rate:.1f} GF/s per core on blocks of {LARGE_EDGE}")
-        found.append((library, rate))
-    engine.blas, peak = max(found, key=lambda pair: pair[1])
-    return engine.blas, peak
+    many, one = Space([LARGE_EDGE] * LARGE_TILES), Space([LARGE_EDGE])
+    plan, tensors = _product(Pattern.dense((many, one)), Pattern.dense((one, many)), engine)
+    assert plan.kernel == "gemm", "no library would be called"
+    engines = [ThreadsEngine(engine.workers, library) for library in libraries()]
+    times = best_seconds(*(partial(each.run, plan, tensors) for each in engines))
+    rates = [plan.flops * 1e-9 / seconds / engine.workers for seconds in times]
+    for each, rate in zip(engines, rates, strict=True):
+        progress(f"{each.blas.name}: {rate:.1f} GF/s per core on blocks of {LARGE_EDGE}")
+    engine.blas = engines[int(np.argmax(rates))].blas
+    return engine.blas, max(rates)
 
 
 def _block_rate(engine: ThreadsEngine, edge: int, start_seconds: float, permute_rate: float) -> float:
@@ -134,7 +143,7 @@ def _block_rate(engine: ThreadsEngine, edge: int, start_seconds: float, permute_
     space = Space([edge] * max(min(TILES, LARGEST_EXTENT // edge), 2))
     left, right = (Pattern.random((space, space), DENSITY, seed) for seed in (0, 1))
     plan, tensors = _product(left, right, engine)
-    seconds = best_seconds(lambda: engine.run(plan, tensors))
+    (seconds,) = best_seconds(lambda: engine.run(plan, tensors))
     other = start_seconds + 2e-9 * plan.packed_bytes / permute_rate
     return plan.flops * 1e-9 / max(seconds - other, 0.5 * seconds) / engine.workers
 
@@ -143,7 +152,8 @@ def _start_seconds(engine: ThreadsEngine) -> float:
     """Seconds of a product that does next to nothing."""
     space = Space([4, 4])
     plan, tensors = _product(Pattern.dense((space, space)), Pattern.dense((space, space)), engine)
-    return best_seconds(lambda: engine.run(plan, tensors))
+    (seconds,) = best_seconds(lambda: engine.run(plan, tensors))
+    return seconds
 
 
 def _product(left: Pattern, right: Pattern, engine: ThreadsEngine) -> tuple[Plan, list[BlockTensor]]:

@@ -52,6 +52,13 @@ class Layout:
         return np.flatnonzero(self.owner == rank)
 
 
+def largest_share(owner: Ints, sizes: Ints, ranks: int) -> int:
+    """Most bytes of blocks of some sizes that a rank has."""
+    everybody = owner == EVERYBODY
+    own = total_by(owner[~everybody], sizes[~everybody], ranks)
+    return int(sizes[everybody].sum()) + int(own.max(initial=0))
+
+
 def parse_ranks(ranks: object, ranks_per_node: object) -> tuple[int, int]:
     """How many ranks a user plans for, and how many of them share a node."""
     count = parse_count("ranks", ranks, "ranks")

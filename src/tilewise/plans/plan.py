@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tilewise.plans.devices import Blocked
     from tilewise.plans.phases import Phases
     from tilewise.plans.routing import Cached
-    from tilewise.plans.sharing import Sharing
+    from tilewise.plans.sharing import Request, Sharing
 
 __all__ = ["Kernel", "Operand", "Plan", "Product", "Sum"]
 
@@ -73,6 +73,8 @@ class Plan:
     """How the run keeps to the budget; None if it needs no phases."""
     placement: Blocked | Cached | None = None
     """How a product is done on devices; None if it runs on this computer."""
+    request: Request | None = None
+    """How ranks are asked to share it, whether there are several or not; None if nobody said."""
     sharing: Sharing | None = None
     """How ranks share it; None if one does it all."""
     scratch: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -14,28 +14,39 @@ from tilewise.machine import Machine
 from tilewise.plans.budget import is_asked, parse_memory
 from tilewise.plans.layout import EVERYBODY
 from tilewise.plans.program import Step
-from tilewise.plans.sharing import FEW_RANKS, FIXED, Request, Sharing, fit_budget, is_worth_sharing, plan_sharing
+from tilewise.plans.sharing import FEW_RANKS, PLANNED, Request, Sharing, fit_budget, is_worth_sharing, plan_sharing
 from tilewise.plans.traffic import NOBODY
 
 Ints = npt.NDArray[np.int64]
 
 
-def budget_of_rank(memory: int | str | None, owners: Sequence[Ints], request: Request) -> int | None:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What ranks have of an operand of the whole expression."""
+
+    owner: Ints
+    """Who has each stored block."""
+    made_bytes: int = 0
+    """Bytes of the largest block, until it is copied, if a function makes them."""
+    copied_bytes: int = 0
+    """Bytes that a rank has to copy before it can be used."""
+
+
+def budget_of_rank(memory: int | str | None, given: Sequence[Given], request: Request) -> int | None:
     """What each rank may add: what was asked for, or its share of what is free if blocks are made; else no limit."""
     if is_asked(memory):
         return parse_memory(memory)
-    if any(len(owner) and owner[0] == NOBODY for owner in owners):
+    if any(len(each.owner) and each.owner[0] == NOBODY for each in given):
         return parse_memory(None) // min(request.ranks, request.ranks_per_node)
     return None
 
 
 def share_steps(
     steps: Sequence[Step],
-    owners: Sequence[Ints],
+    given: Sequence[Given],
     request: Request,
     budget: int | None = None,
     machine: Machine | None = None,
-    made_bytes: Sequence[int] = (),
 ) -> tuple[Step, ...]:
     """Steps with how ranks share each; results stay where they are computed.
 
@@ -45,18 +56,16 @@ def share_steps(
     ----------
     steps : sequence of Step
         The steps.
-    owners : sequence of array of int
-        Who has each stored block of the operands.
+    given : sequence of Given
+        The operands.
     request : Request
         How ranks are asked to share them.
     budget : int, optional
         Bytes that a step may add on a rank.
     machine : Machine, optional
         Whose rates are used to choose.
-    made_bytes : sequence of int, optional
-        For each operand that a function makes, bytes of its largest block until it is copied.
     """
-    share = partial(_share_within, steps, owners, request, machine=machine, made_bytes=made_bytes)
+    share = partial(_share_within, steps, given, request, machine=machine)
     if budget is None:
         return share(None)
     try:
@@ -79,42 +88,41 @@ def share_steps(
     raise refusal
 
 
-def are_shared(
-    steps: Sequence[Step], owners: Sequence[Ints], ranks: int, ranks_per_node: int, everywhere: bool
-) -> bool:
-    """Whether steps were shared among these ranks, in the same way, with operands that lie where these do."""
+def are_shared(steps: Sequence[Step], given: Sequence[Given], request: Request) -> bool:
+    """Whether steps were shared among the ranks of a request, with operands that lie where these do."""
 
     def is_shared(step: Step) -> bool:
         sharing = step.plan.sharing
         if sharing is None:
             return False
         planned = zip(step.inputs, sharing.traffic.owners, strict=True)
-        found = [owners[number] if number < len(owners) else owner for number, owner in planned]
-        return sharing.fits(ranks, ranks_per_node, everywhere, found)
+        owners = [given[number].owner if number < len(given) else owner for number, owner in planned]
+        return sharing.fits(_asked(step, given, request), owners)
 
     return all(map(is_shared, steps))
 
 
+def _asked(step: Step, given: Sequence[Given], request: Request) -> Request:
+    """What is asked of the ranks in a step, with what its operands take."""
+    own = [given[number] for number in set(step.inputs) if number < len(given)]
+    made = max((each.made_bytes for each in own), default=0)
+    return replace(request, made_bytes=made, copied_bytes=sum(each.copied_bytes for each in own))
+
+
 def _share_within(
-    steps: Sequence[Step],
-    owners: Sequence[Ints],
-    request: Request,
-    budget: int | None,
-    *,
-    machine: Machine | None,
-    made_bytes: Sequence[int],
+    steps: Sequence[Step], given: Sequence[Given], request: Request, budget: int | None, *, machine: Machine | None
 ) -> tuple[Step, ...]:
     """Steps with how ranks share each; the error of the step that needs most, if there is not enough memory."""
-    where, alive, made, refused = dict(enumerate(owners)), dict[int, int](), [], []
+    where, alive = {number: each.owner for number, each in enumerate(given)}, dict[int, int]()
+    made, refused = [], []
     for step in steps:
         inputs, plan = [where[number] for number in step.inputs], step.plan
         if budget is None and not is_worth_sharing(plan, inputs):
             where[step.result] = np.full(plan.result.nnz_blocks, EVERYBODY)
             made.append(step)
             continue
-        largest = max((made_bytes[number] for number in step.inputs if number < len(made_bytes)), default=0)
-        asked, beside, fit = replace(request, made_bytes=largest), sum(alive.values()), None
-        if budget is not None and step is not steps[-1] and request.balancer not in FIXED:
+        asked, beside, fit = _asked(step, given, request), sum(alive.values()), None
+        if budget is not None and step is not steps[-1] and request.balancer not in PLANNED:
             # What the next step fetches, and what stays beside it, would depend on who gets what.
             asked = replace(asked, balancer="static")
         if budget is not None and request.ranks <= FEW_RANKS:

@@ -21,7 +21,7 @@ from tilewise.plans.comparison import list_tasks
 from tilewise.plans.crossings import Crossings
 from tilewise.plans.digest import digest, pattern_digest
 from tilewise.plans.grids import RankRates, divisors, shape_text, total_by
-from tilewise.plans.layout import EVERYBODY, parse_ranks
+from tilewise.plans.layout import EVERYBODY, largest_share, parse_ranks
 from tilewise.plans.parts import Part, part_of_rank
 from tilewise.plans.plan import Plan
 from tilewise.plans.projection import cell_seconds
@@ -58,11 +58,11 @@ LEAST_BYTES = 1 << 16
 FEW_RANKS = 16
 """Ranks whose peaks are all worked out for a table."""
 
-SETTLED = ("static", "hypergraph", "measured")
-"""Balancers that say before a run who does what."""
+PLANNED = ("static", "hypergraph")
+"""Balancers that say who does what when a plan is made."""
 
-FIXED = ("static", "hypergraph")
-"""Balancers that say so when a plan is made."""
+SETTLED = (*PLANNED, "measured")
+"""Balancers that say it before a run."""
 
 NETWORK_RATE = 1e9
 """Bytes per second between nodes, a cautious guess."""
@@ -87,6 +87,8 @@ class Request:
     """Whether every rank gets the whole result, however large it is."""
     made_bytes: int = 0
     """Bytes of the largest block that a function makes, until it is copied."""
+    copied_bytes: int = 0
+    """Bytes of operands that a rank has to copy before, since they have another element type or lie on other nodes."""
 
     def __post_init__(self) -> None:
         ranks, near = parse_ranks(self.ranks, self.ranks_per_node)
@@ -104,6 +106,10 @@ class Request:
                 f"balancer={self.balancer!r} deals result blocks that ranks own, and algorithm={self.algorithm!r} puts "
                 'them on a grid. Expected one of both. Leave balancer= away, or use algorithm="owner".'
             )
+
+    def on(self, ranks: int, ranks_per_node: int, everywhere: bool) -> Request:
+        """The same of other ranks."""
+        return replace(self, ranks=ranks, ranks_per_node=ranks_per_node, everywhere=everywhere)
 
     @property
     def family(self) -> str:
@@ -161,11 +167,12 @@ class Sharing:
         """Who does what."""
         return self.traffic.shares
 
-    def fits(self, ranks: int, ranks_per_node: int, everywhere: bool, owners: Sequence[Ints]) -> bool:
-        """Whether it was made for these ranks, for who of them gets results, and operands that lie where these do."""
-        asked = self.request
-        same = (ranks, ranks_per_node, everywhere) == (asked.ranks, asked.ranks_per_node, asked.everywhere)
-        return same and all(map(np.array_equal, self.traffic.owners, owners))
+    def fits(self, request: Request, owners: Sequence[Ints]) -> bool:
+        """Whether it was made for the ranks of a request, as much memory, and operands that lie where these do."""
+        own = self.request
+        same = own.on(request.ranks, request.ranks_per_node, request.everywhere) == own
+        enough = request.made_bytes <= own.made_bytes and request.copied_bytes <= own.copied_bytes
+        return same and enough and all(map(np.array_equal, self.traffic.owners, owners))
 
     @cached_property
     def digest(self) -> int:
@@ -206,7 +213,8 @@ class Sharing:
             packed = self.plan.packed_bytes + workers * self.plan.worker_bytes
         brought = max((int(size[self.shares.wanted(rank, into)].sum()) for _, into in self.shares.additions), default=0)
         whole = self.plan.result_bytes if self.is_kept_by_all else 0
-        return sums + max(self.buffer_share(rank) + self.request.made_bytes + packed, brought, whole)
+        computing = self.buffer_share(rank) + self.request.made_bytes + packed
+        return self.request.copied_bytes + sums + max(computing, brought, whole)
 
     @property
     def is_kept_by_all(self) -> bool:
@@ -225,7 +233,7 @@ class Sharing:
         if self.is_kept_by_all or self.pool is not None:
             return self.plan.result_bytes
         sizes = self.plan.result.block_sizes * self.plan.dtype.itemsize
-        return int(total_by(self.shares.layout().owner, sizes, self.shares.ranks).max(initial=0))
+        return largest_share(self.shares.layout().owner, sizes, self.shares.ranks)
 
     def largest_peak(self, workers: int) -> int:
         """The largest peak of a rank; of many ranks only the busiest is looked at."""

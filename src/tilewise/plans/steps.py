@@ -150,6 +150,7 @@ def reinspected(plan: Plan, dtype: np.dtype[np.generic], *, on_devices: bool = F
         tolerance=plan.tolerance,
         runs=plan.runs,
         budget=plan.budget,
+        request=plan.request,
         scratch=plan.scratch,
         machine=plan.machine,
     )

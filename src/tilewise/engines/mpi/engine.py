@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.engines.accounts import Account
+from tilewise.engines.matching import list_given
 from tilewise.engines.mpi.moves import change_layout
 from tilewise.engines.mpi.node import Node, make_node
-from tilewise.engines.mpi.shared import SharedRun, made_bytes
+from tilewise.engines.mpi.results import add_result, make_result
+from tilewise.engines.mpi.shared import SharedRun
 from tilewise.engines.mpi.spread import Spread, make_spread
 from tilewise.engines.mpi.world import World, end_job, make_world
 from tilewise.engines.progress import Tell, Watch
@@ -160,9 +162,10 @@ class MpiEngine(Hosted):
         begin = time.perf_counter()
         self._check_call(plan, operands, out, alpha, beta)
         with Watch(self.progress, made.label, made.flops) as watch:
-            converted = tuple(self._converted(operand, made) for operand in operands)
-            sharing, parts = self._shared(made, converted, out)
+            sharing, parts = self._shared(made, operands, out)
             account = Account(sys.maxsize if plan.budget is None else plan.budget)
+            account.take(sharing.request.copied_bytes, "Operands in another type or from other nodes")
+            converted = tuple(self._converted(operand, made) for operand in operands)
             call = Call(made, converted, out, alpha, beta, account, watch)
             run = SharedRun(self.node, self.host, sharing, parts, call, self._follow(call))
             result = self._finished(run, call)
@@ -172,10 +175,10 @@ class MpiEngine(Hosted):
     def _finished(self, run: SharedRun, call: Call) -> BlockTensor:
         """The result where it belongs."""
         if call.out is not None:
-            run.add_to(call.out)
+            add_result(run, call.out)
             call.out.engine = self
             return call.out
-        result = run.make_result(self)
+        result = make_result(run, self)
         if not self._kept_by_all(result.pattern, result.dtype):
             return result
         if call.account is not None:
@@ -242,23 +245,24 @@ class MpiEngine(Hosted):
         self, plan: Plan, operands: Sequence[BlockTensor], out: BlockTensor | None
     ) -> tuple[Sharing, list[Part | None]]:
         """How the ranks share a step, and what this one does of it, stage by stage."""
-        owners, planned = [_owners(operand) for operand in operands], plan.sharing
+        given, planned = list_given(operands, plan.dtype, self.ranks, self), plan.sharing
+        owners = [each.owner for each in given]
+        asked = plan.request if planned is None else planned.request
         request = replace(
-            Request(self.ranks, self.ranks_per_node) if planned is None else planned.request,
-            ranks=self.ranks,
-            ranks_per_node=self.ranks_per_node,
-            everywhere=self.replicates,
-            made_bytes=made_bytes(operands),
+            (asked or Request(1, 1)).on(self.ranks, self.ranks_per_node, self.replicates),
+            made_bytes=max(each.made_bytes for each in given),
+            copied_bytes=sum(each.copied_bytes for each in given),
         )
-        fit, same_budget = None, True
+        usable, fit = planned is not None and planned.fits(request, owners), None
         if plan.budget is not None:
             budget = self.world.least(plan.budget)
-            same_budget = self.world.largest(plan.budget) == budget  # else ranks may have planned different stages
+            same = self.world.largest(plan.budget) == budget  # else ranks may have planned different stages
+            usable = bool(self.world.least(usable and same))
             fit = partial(fit_budget, budget=budget, peak_of=self._largest_peak)
         share = partial(plan_sharing, plan, request, owners, machine=plan.machine or self.machine, fit=fit)
         ways: list[Callable[[], Sharing]] = [share]
-        if planned and same_budget and planned.fits(self.ranks, self.ranks_per_node, self.replicates, owners):
-            ways.insert(0, lambda: planned if fit is None else fit(planned))
+        if usable and planned is not None:
+            ways.insert(0, partial(fit or _unchanged, planned))
         settled = self._settled(plan, request, out)
         if settled is not None:
             ways.insert(0, partial(share, rank_of_block=settled))
@@ -317,6 +321,10 @@ class MpiEngine(Hosted):
 def _place(tensor: BlockTensor) -> list[int]:
     """Where a tensor lies, which all ranks see alike and no other tensor does; empty if ranks do not share it."""
     return tensor.storage.bases.tolist() if isinstance(tensor.storage, Spread) else []
+
+
+def _unchanged(sharing: Sharing) -> Sharing:
+    return sharing
 
 
 def _owners(operand: BlockTensor) -> Ints:

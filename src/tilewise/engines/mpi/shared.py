@@ -1,4 +1,4 @@
-"""Running a step that ranks share: each brings what its node lacks, computes its part, and sums go to their owners."""
+"""Running a step that ranks share: each brings what its node lacks, and computes its part."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextvars
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,20 +18,18 @@ from tilewise.engines.current import using
 from tilewise.engines.kernels.squares import block_squares
 from tilewise.engines.mpi.counter import Counter
 from tilewise.engines.mpi.drawing import Drawing, Timing, by_block
-from tilewise.engines.mpi.homes import Home
-from tilewise.engines.mpi.moves import Moved, Places, change_layout, copy_own, move_blocks
+from tilewise.engines.mpi.moves import Moved, Places, change_layout, move_blocks
 from tilewise.engines.mpi.node import Node
 from tilewise.engines.mpi.spread import Spread, make_spread
 from tilewise.engines.streaming import Call
-from tilewise.engines.targets import Target, find_slots, scale_target
+from tilewise.engines.targets import Target
 from tilewise.engines.threads import Follow, ThreadsEngine
 from tilewise.plans.layout import EVERYBODY, Layout
 from tilewise.plans.parts import Part, keep_part
 from tilewise.plans.sharing import Pool, Sharing
 from tilewise.plans.traffic import Arrivals, Traffic
 from tilewise.plans.work import Product
-from tilewise.tensors import BlockTensor, Engine
-from tilewise.tensors.generated import Generated
+from tilewise.tensors import BlockTensor
 from tilewise.tensors.storage import Arena, Result, block_offsets, checked_norms
 
 Array = npt.NDArray[Any]
@@ -117,11 +115,6 @@ class NodeFetcher:
                 operand.storage.read(block, values[first : first + int(operand.pattern.block_sizes[block])])
 
 
-def made_bytes(operands: Sequence[BlockTensor]) -> int:
-    """Bytes of the largest block that a function makes, until it is copied."""
-    return max((o.storage.largest_bytes for o in operands if isinstance(o.storage, Generated)), default=0)
-
-
 class SharedRun:
     """One run of a step on all ranks.
 
@@ -152,92 +145,34 @@ class SharedRun:
     ) -> None:
         self.node, self.host, self.parts, self.call, self.follow = node, host, parts, call, follow
         self.traffic, self.shares, self.pool, self.plan = sharing.traffic, sharing.shares, sharing.pool, call.plan
-        self.fetched_bytes = sharing.buffer_share(node.world.rank) + made_bytes(call.operands)
+        self.fetched_bytes = sharing.buffer_share(node.world.rank) + sharing.request.made_bytes
         self.counts = Counts()
         self.block_seconds = np.zeros(self.plan.result.nnz_blocks) if sharing.request.balancer == "measured" else None
         """What each result block took on this rank, if that is asked for."""
 
-    def make_result(self, engine: Engine) -> BlockTensor:
-        """The result as a new tensor, whose blocks the ranks own that computed them."""
-        if self.pool is None:
-            total, squares = self._summed()
-        else:
-            total, squares = self._drawn(self.pool)
-        result = BlockTensor(self.plan.result, total, engine)
-        result.replace_norms(self._norms(squares, total, total.held, self._every))
-        return result
-
-    def add_to(self, out: BlockTensor) -> None:
-        """Add the result to a tensor that is there."""
-        slots = find_slots(self.plan.result, out.pattern)
-        target, home = Target(out, slots, False, out.pattern.norms), Home.of(self.node, out, slots)
-        self.node.world.meet()  # nobody reads it any more
-        scale_target(target, self.call.beta)
-        self.node.world.meet()
-        if self.pool is not None:
-            norms = self._draw_into(target, home, self.pool)
-        elif self.shares.groups > 1:
-            norms = self._add_to_sums(home)
-        elif home.is_near:
-            squares, mine = self._run([target]), np.flatnonzero(self.shares.wanted(self.node.world.rank, 0))
-            norms = self._norms(squares, out.arena, mine, slots)
-        else:
-            norms = self._add_elsewhere(home)
-        target.settle(norms, self.call.beta)
-
     @property
-    def _every(self) -> Ints:
+    def every(self) -> Ints:
         """The numbers of all result blocks."""
         return np.arange(self.plan.result.nnz_blocks)
 
-    def _summed(self) -> tuple[Spread, Floats]:
-        """The result with the ranks that own the sums of the first group of k, and the squares of their blocks."""
-        totals = [self._new(self.shares.layout(group)) for group in range(self.shares.groups)]
+    def target(self, arena: Arena, *, fresh: bool) -> Target:
+        """Memory for all result blocks as what a run adds to."""
+        return Target(BlockTensor(self.plan.result, arena, self.host), self.every, fresh, self.plan.result.norms)
+
+    def sum_groups(self) -> tuple[Spread, Floats]:
+        """Compute the sums of all groups of k; their total with the ranks of the first group, and its squares."""
+        totals = [self.new(self.shares.layout(group)) for group in range(self.shares.groups)]
         # With several groups, some may have nothing to add to a block.
         fresh = self.traffic.stage_count == self.shares.groups == 1 and self.plan.kernel != "loops"
         if not fresh:
             for total in totals:
                 total.own[...] = 0
-        squares = self._run([self._target(total, fresh) for total in totals])
+        squares = self.compute([self.target(total, fresh=fresh) for total in totals])
         for group, other in self.shares.additions:
             self._timed("add", partial(self._add_sums, totals[group], totals[other]))
-        if self.shares.groups > 1:
-            squares = _own_squares(totals[0])
-        return totals[0], squares
+        return totals[0], squares if self.shares.groups == 1 else own_squares(totals[0])
 
-    def _drawn(self, pool: Pool) -> tuple[Spread, Floats]:
-        """The result with the ranks that drew its blocks, and the squares of their blocks."""
-        room = self._take_room()
-        if self.plan.kernel == "loops" and self.node.world.neighbours.rank == 0:
-            room.data[...] = 0
-        layout, squares = self._draw(pool, self._target(room, self.plan.kernel != "loops"))
-        total = self._new(layout)
-        copy_own(Places.of(room), Places.of(total), total.held, total.sizes * total.dtype.itemsize)
-        return total, squares
-
-    def _draw_into(self, target: Target, home: Home, pool: Pool) -> Floats:
-        """Have tasks drawn that start from what a tensor holds, and bring their blocks back to it; their norms."""
-        if home.is_near:
-            layout, squares = self._draw(pool, target)
-            assert target.slots is not None
-            return self._norms(squares, target.tensor.arena, layout.blocks_of(self.node.world.rank), target.slots)
-        assert self.traffic.node_of_block is not None
-        room = self._take_room()
-        self.counts.moved.add(home.bring_to_nodes(self.traffic.node_of_block, Places.of(room)))
-        layout, squares = self._draw(pool, self._target(room, fresh=False))
-        norms = self._norms(squares, room, layout.blocks_of(self.node.world.rank), self._every)
-        self.counts.moved.add(home.take_back(layout, Places.of(room)))
-        return norms
-
-    def _take_room(self) -> Arena:
-        """Memory of the node for all blocks of the result."""
-        if self.call.account is not None:
-            share = -(-self.plan.result_bytes // self.node.world.neighbours.size)
-            self.call.account.take(share, "What the ranks of a node draw")
-        room = self.node.heap.take(self.plan.result_bytes).view(self.plan.dtype)
-        return Arena(room, block_offsets(self.plan.result))
-
-    def _draw(self, pool: Pool, target: Target) -> tuple[Layout, Floats]:
+    def draw(self, pool: Pool, target: Target) -> tuple[Layout, Floats]:
         """Have ranks draw and compute result blocks; who drew each, and the squares of those of this rank."""
         world, node_of = self.node.world, self.traffic.node_of_block
         assert node_of is not None
@@ -265,58 +200,35 @@ class SharedRun:
         self._count_reads(keep_part(self.plan, self.plan.work, layout.owner == world.rank), 0)
         return layout, squares
 
-    def _add_elsewhere(self, home: Home) -> Floats:
-        """Compute where the parts are done, starting from what a tensor holds, and bring the sums back; their norms."""
-        total = self._new(self.shares.layout())
-        self.counts.moved.add(home.bring(total.layout, Places.of(total)))
-        return self._take_back(home, total, self._run([self._target(total, fresh=False)]))
+    def take_room(self) -> Arena:
+        """Memory of the node for all blocks of the result."""
+        if self.call.account is not None:
+            share = -(-self.plan.result_bytes // self.node.world.neighbours.size)
+            self.call.account.take(share, "What the ranks of a node draw")
+        room = self.node.heap.take(self.plan.result_bytes).view(self.plan.dtype)
+        return Arena(room, block_offsets(self.plan.result))
 
-    def _add_to_sums(self, home: Home) -> Floats:
-        """Add what a tensor holds to the sums of all groups, and bring them back to it; their norms.
-
-        Its blocks come to the sums, as those of one more group would: so there is room for them.
-        """
-        total, _ = self._summed()
-        with ExitStack() as stack:
-            held = home.places
-            if home.layout is not None and not home.is_near:
-                brought = stack.enter_context(self._holding(total.layout))
-                held = Places.of(brought)
-                self.counts.moved.add(home.bring(total.layout, held))
-            for block in total.held.tolist():
-                part = total.view(block, int(total.sizes[block]))
-                assert part is not None
-                part += held.elements(block, home.sizes[block], total.dtype)
-        return self._take_back(home, total, _own_squares(total))
-
-    def _take_back(self, home: Home, total: Spread, squares: Floats) -> Floats:
-        """Bring finished blocks to where they belong; their norms."""
-        norms = self._norms(squares, total, total.held, self._every)  # for which all ranks have met
-        self.counts.moved.add(home.take_back(total.layout, Places.of(total)))
-        return norms
-
-    def _new(self, layout: Layout) -> Spread:
+    def new(self, layout: Layout) -> Spread:
         """Memory for the sums of each rank."""
         if self.call.account is not None:
             self.call.account.take(self._own_bytes(layout), "Sums of this rank")
         return make_spread(self.node, self.plan.result, layout, self.plan.dtype, zero=False)
 
     @contextmanager
-    def _holding(self, layout: Layout) -> Iterator[Spread]:
+    def holding(self, layout: Layout) -> Iterator[Spread]:
         """Memory for the sums of each rank during a ``with`` block."""
-        yield self._new(layout)
-        if self.call.account is not None:
-            self.call.account.give(self._own_bytes(layout))
+        made = self.new(layout)
+        try:
+            yield made
+        finally:
+            if self.call.account is not None:
+                self.call.account.give(self._own_bytes(layout))
 
     def _own_bytes(self, layout: Layout) -> int:
         sizes = self.plan.result.block_sizes[layout.blocks_of(self.node.world.rank)]
         return int(sizes.sum()) * self.plan.dtype.itemsize
 
-    def _target(self, arena: Arena, fresh: bool) -> Target:
-        """Memory for all result blocks as what a run adds to."""
-        return Target(BlockTensor(self.plan.result, arena, self.host), self._every, fresh, self.plan.result.norms)
-
-    def _run(self, targets: Sequence[Target]) -> Floats:
+    def compute(self, targets: Sequence[Target]) -> Floats:
         """Compute every stage while the next one is fetched; the sum of squares of each block that this rank summed."""
         world = self.node.world
         squares, stages = np.zeros(self.plan.result.nnz_blocks), self.traffic.stages
@@ -333,7 +245,7 @@ class SharedRun:
                     coming = fetcher.start(stage + 1)
                 if part is not None:
                     group = int(self.shares.group[np.argmax(stages == stage)])
-                    found = self._compute(part, operands, targets[group])
+                    found = self._compute_part(part, operands, targets[group])
                     self._count_reads(part, stage)
                     squares[part.slots] = np.where(found > 0, found, squares[part.slots])
             # The sums may be read, what was fetched is not needed any more.
@@ -350,7 +262,7 @@ class SharedRun:
         ):
             yield fetcher
 
-    def _compute(self, part: Part, operands: Sequence[BlockTensor], target: Target) -> Floats:
+    def _compute_part(self, part: Part, operands: Sequence[BlockTensor], target: Target) -> Floats:
         assert target.slots is not None
         placed = Target(target.tensor, target.slots[part.slots], target.fresh, target.norms)
         timing = Timing(self.host.workers)
@@ -385,19 +297,19 @@ class SharedRun:
 
     def _add_sums(self, total: Spread, other: Spread) -> None:
         """Add the sums of a group to those of another."""
-        with self._holding(other.layout) as brought:
+        with self.holding(other.layout) as brought:
             self.counts.moved.add(change_layout(self.node, total, brought))
             other.own[...] += brought.own
         self.node.world.meet()  # the next addition may read what this one wrote
 
-    def _norms(self, squares: Floats, arena: Arena, mine: Ints, slots: Ints) -> Floats:
+    def norms(self, squares: Floats, arena: Arena, mine: Ints, slots: Ints) -> Floats:
         """Norm bounds of all result blocks, each from the rank that computed it."""
         own = np.zeros(len(squares))
         own[mine] = checked_norms(squares[mine], arena, slots[mine])
         return self.node.world.sum(own)
 
 
-def _own_squares(total: Spread) -> Floats:
+def own_squares(total: Spread) -> Floats:
     """The sum of squares of each block of this rank."""
     squares = np.zeros(len(total.sizes))
     squares[total.held] = block_squares(total.own, total.own_offsets, total.sizes[total.held])
