@@ -13,12 +13,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tilewise.engines.base import current_engine, make_engine
-from tilewise.engines.matching import Operand, list_given, list_sources, suit, suited
+from tilewise.engines.matching import Operand, are_suited, fit_again, list_given, list_sources
 from tilewise.errors import InputError
 from tilewise.expressions import check_spaces, check_text, parse_expression
 from tilewise.machine import Machine, check_machine
 from tilewise.patterns import Pattern, equal_structure
 from tilewise.plans import Plan, Program, Step, plan_steps
+from tilewise.plans.budget import is_asked
 from tilewise.plans.comparison import Comparison, Measured, compare_deals, list_tasks
 from tilewise.plans.fitting import within_budget
 from tilewise.plans.pools import TicketCost
@@ -185,7 +186,7 @@ def plan(
         given = list_given(operands, _dtype(operands), request.ranks, runner)
         budget = budget_of_rank(memory, given, request)
         steps = share_steps(steps, given, request, budget, runner.machine if machine is None else machine)
-    elif memory is not None or all(isinstance(o, BlockTensor) for o in operands):
+    elif is_asked(memory) or all(isinstance(o, BlockTensor) for o in operands):
         steps = within_budget(steps, list_sources(operands, _dtype(operands)), memory, folder)
     made: Plan | Program
     if len(steps) == 1:
@@ -299,7 +300,8 @@ def execute(
 
     The result has the tensors' element type; where that is not the plan's, the plan is worked out again for it.
     A plan with a tolerance runs only on tensors with which it keeps it: their norms are not above those it was
-    made for, and their own error bounds leave room.
+    made for, and their own error bounds leave room.  A plan with a budget that another engine runs than the one it was
+    made for, or that meets operands elsewhere, is fitted again before anything is computed.
 
     Examples
     --------
@@ -318,15 +320,18 @@ def execute(
     patterns = plan.operands if isinstance(plan, Program) else tuple(o.pattern for o in plan.operands)
     _check_match(patterns, operands, plan.tolerance if len(patterns) > 1 else None)
     dtype = _dtype(operands)
-    if not suit(steps, operands, dtype, out is not None, runner):
-        steps = suited(steps, operands, dtype, out is not None, runner)
-    promised = _promised_error(plan.tolerance, steps, patterns, operands)
     alpha = parse_factor("alpha", alpha, dtype)
     beta = parse_factor("beta", beta, dtype)
     if out is not None:
         _check_out(out, plan.result, dtype, operands, runner.ranks)
     elif beta != 0:
-        raise InputError(f"beta={beta!r} scales what out= holds, but there is no out=. Pass out= or leave beta away.")
+        raise InputError(
+            f"beta={beta!r} scales what out= holds, and there is no out=. Expected both or none. Pass out=, or leave "
+            "beta away."
+        )
+    if not are_suited(steps, operands, dtype, out is not None, runner):
+        steps = fit_again(steps, operands, dtype, out is not None, runner)
+    promised = _promised_error(plan.tolerance, steps, patterns, operands)
     alive = dict(enumerate(operands))
     for step in steps[:-1]:
         inputs = [alive[i] for i in step.inputs]

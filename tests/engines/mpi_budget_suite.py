@@ -15,6 +15,7 @@ from engines.ranks import NODES, QUICK, WORKERS
 from references import stored_bytes
 from strategies import DTYPES
 from tilewise.engines.mpi import MpiEngine
+from tilewise.plans import shared_steps
 from tilewise.plans.balance import BALANCERS
 from tilewise.plans.layout import LAYOUTS
 from tilewise.plans.shares import ALGORITHMS
@@ -87,7 +88,7 @@ def test_a_budget_is_kept_by_an_engine_that_it_was_not_planned_for(
 
     def run(*arguments: Any, **options: Any) -> tw.BlockTensor:
         result = plain(*arguments, **options)
-        own.append(result.arena.own.nbytes)
+        own.append(result.arena.own.nbytes if result.in_memory else 0)
         return result
 
     with tw.engine("mpi", workers=WORKERS, layout=layout) as engine:
@@ -131,6 +132,32 @@ def test_operands_that_are_copied_count() -> None:
                 )
                 assert steps[0].runs[-1].buffer_bytes <= budget
                 assert np.allclose(result.to_dense(), other.to_dense() @ near.to_dense(), atol=1e-4)
+
+
+def test_nodes_are_the_same_however_they_are_named() -> None:
+    """What was made on them is not copied, and may be added to."""
+    space = tw.Space([40] * 4)
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        assert isinstance(engine, MpiEngine)
+        tensor, out = tw.random((space, space)), tw.random((space, space), seed=1)
+        for near in (engine.ranks_per_node, engine.ranks, engine.ranks + 5):
+            with tw.engine("mpi", workers=WORKERS, ranks_per_node=near) as other:
+                assert isinstance(other, MpiEngine)
+                assert other.node is engine.node
+                tw.einsum("ij,jk->ik", tensor, tensor, out=out)
+
+
+def test_functions_have_a_limit_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in one process, also where the plan was made from patterns, which need none."""
+    space = tw.Space([40] * 6)
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        near = tw.random((space, space))
+        lazy = tw.from_function(near.block, pattern=near.pattern)
+        plan = tw.plan("ij,jk->ik", near.pattern, near.pattern)
+        monkeypatch.setattr(shared_steps, "parse_memory", lambda memory: 1000)
+        if engine.ranks > 1:
+            with pytest.raises(tw.MemoryBudgetError, match=r"The budget of each is \d+ bytes"):
+                tw.execute(plan, lazy, near)
 
 
 def test_a_function_counts_where_a_file_was_planned_for() -> None:

@@ -36,8 +36,8 @@ def test_rates_are_measured_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_libraries_are_compared_on_a_product_that_plans_leave_to_them() -> None:
-    many, one = (tw.Space([module.LARGE_EDGE] * tiles) for tiles in (module.LARGE_TILES, 1))
-    plan = tw.plan("ik,kj->ij", tw.Pattern.dense((many, one)), tw.Pattern.dense((one, many)))
+    many, one = (tw.Space([module.LARGE_EDGE] * tiles) for tiles in (module.LARGE_BLOCKS, 1))
+    plan = tw.plan("ik,kj->ij", tw.Pattern.dense((many, one)), tw.Pattern.dense((one, one)))
     assert isinstance(plan, tw.Plan)
     assert plan.kernel == "gemm"
 

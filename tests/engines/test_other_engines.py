@@ -82,6 +82,18 @@ def test_a_limit_that_nobody_asked_for_is_kept(monkeypatch: pytest.MonkeyPatch) 
     assert last.runs[-1].buffer_bytes <= limit - first.result_bytes
 
 
+def test_a_budget_of_the_environment_is_kept_by_plans_made_from_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = tw.Space([40] * 6)
+    pattern = tw.Pattern.dense((space, space))
+    monkeypatch.setenv("TILEWISE_MEMORY", "700kB")
+    plan = tw.plan("ij,jk->ik", pattern, pattern)
+    assert isinstance(plan, tw.Plan)
+    assert plan.budget == 700_000
+    monkeypatch.setenv("TILEWISE_MEMORY", "1kB")
+    with pytest.raises(tw.MemoryBudgetError):
+        tw.plan("ij,jk->ik", pattern, pattern)
+
+
 def test_a_run_that_is_refused_leaves_a_tensor_as_it_was() -> None:
     space = tw.Space([40] * 6)
     tensor, out = tw.random((space, space)), tw.random((space, space), seed=1)

@@ -337,6 +337,12 @@ def test_an_intermediate_goes_to_scratch_where_a_later_step_lacks_room() -> None
                 assert stored_bytes(tw.execute(program, *operands).loaded())[:2] == expected
 
 
+def test_a_small_intermediate_goes_to_scratch_in_one_phase() -> None:
+    space = tw.Space([1])
+    short, scalar = tw.from_dense(np.ones((1, 1), "float32"), (space, space)), tw.from_dense(np.array(2.0), ())
+    budgeted(EinsumCase("aa,,aa", (short, scalar, short)), [on_demand(t) for t in (short, scalar, short)], 0.625)
+
+
 def test_columns_that_fill_more_than_a_group_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group of packed columns goes past its size by up to one strip."""
     monkeypatch.undo()

@@ -28,8 +28,8 @@ EDGES = (4, 8, 16, 24, 32, 48, 64, 128, 256)
 LARGE_EDGE = 1024
 """Edge of the blocks on which BLAS libraries are compared and the peak is measured."""
 
-LARGE_TILES = 5
-"""Rows and columns of such blocks: so many that a plan leaves their product to BLAS."""
+LARGE_BLOCKS = 25
+"""Such blocks, at the least, of a measured product: so many that a plan leaves it to BLAS."""
 
 TILES = 96
 """Tiles per mode of a measured product, if that is not too large."""
@@ -51,7 +51,7 @@ SECONDS_EACH = 0.6
 
 
 def calibrate(progress: Progress = lambda line: None, workers: int | None = None) -> Machine:
-    """Measure this computer; takes less than half a minute once the kernels are compiled.
+    """Measure this computer; takes about half a minute once the kernels are compiled.
 
     Parameters
     ----------
@@ -126,8 +126,9 @@ def _permute_rate(engine: ThreadsEngine) -> float:
 
 def _fastest(engine: ThreadsEngine, progress: Progress) -> tuple[Blas, float]:
     """The BLAS that is faster on large blocks, left in use, and its GF/s per core."""
-    many, one = Space([LARGE_EDGE] * LARGE_TILES), Space([LARGE_EDGE])
-    plan, tensors = _product(Pattern.dense((many, one)), Pattern.dense((one, many)), engine)
+    # As many for every worker, so that no core waits.
+    rows, one = Space([LARGE_EDGE] * (engine.workers * -(-LARGE_BLOCKS // engine.workers))), Space([LARGE_EDGE])
+    plan, tensors = _product(Pattern.dense((rows, one)), Pattern.dense((one, one)), engine)
     assert plan.kernel == "gemm", "no library would be called"
     engines = [ThreadsEngine(engine.workers, library) for library in libraries()]
     times = best_seconds(*(partial(each.run, plan, tensors) for each in engines))

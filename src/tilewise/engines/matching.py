@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +30,8 @@ def list_sources(operands: Sequence[Operand], dtype: Dtype) -> list[Source]:
     return [sources_of([o], dtype)[0] if isinstance(o, BlockTensor) else Source(resident=True) for o in operands]
 
 
-def list_given(operands: Sequence[Operand], dtype: Dtype, ranks: int, runner: Engine) -> list[Given]:
-    """What ranks have of each operand; what is not on these ranks is taken to go round."""
-    made = [source.made_bytes for source in list_sources(operands, dtype)]
-    owners = [_owner(operand, ranks, runner) for operand in operands]
-    return [
-        Given(owner, size, _copied_bytes(operand, owner, dtype, ranks, runner))
-        for operand, owner, size in zip(operands, owners, made, strict=True)
-    ]
-
-
-def _owner(operand: Operand, ranks: int, runner: Engine) -> Ints:
+def owner_of(operand: Operand, ranks: int, runner: Engine) -> Ints:
+    """Who has each stored block of an operand; what is not on these ranks is taken to go round."""
     if isinstance(operand, Pattern):
         return make_layout("cyclic", operand, ranks).owner
     if not operand.in_memory:
@@ -50,6 +40,16 @@ def _owner(operand: Operand, ranks: int, runner: Engine) -> Ints:
         return make_layout("cyclic", operand.pattern, ranks).owner
     owner = operand.arena.owner
     return np.full(operand.pattern.nnz_blocks, EVERYBODY) if owner is None else owner
+
+
+def list_given(operands: Sequence[Operand], dtype: Dtype, ranks: int, runner: Engine) -> list[Given]:
+    """What ranks have of each operand, and what they need to use it."""
+    made = [source.made_bytes for source in list_sources(operands, dtype)]
+    owners = [owner_of(operand, ranks, runner) for operand in operands]
+    return [
+        Given(owner, size, _copied_bytes(operand, owner, dtype, ranks, runner))
+        for operand, owner, size in zip(operands, owners, made, strict=True)
+    ]
 
 
 def _copied_bytes(operand: Operand, owner: Ints, dtype: Dtype, ranks: int, runner: Engine) -> int:
@@ -64,7 +64,9 @@ def _copied_bytes(operand: Operand, owner: Ints, dtype: Dtype, ranks: int, runne
     return sum(largest_share(owner, sizes * each.itemsize, ranks) for each in types)
 
 
-def suit(steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: Dtype, into_out: bool, runner: Engine) -> bool:
+def are_suited(
+    steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: Dtype, into_out: bool, runner: Engine
+) -> bool:
     """Whether an engine can run steps on these tensors as they are; if they have a budget, within it."""
     plans = [step.plan for step in steps]
     if dtype != plans[-1].dtype or (into_out and plans[-1].spills):
@@ -90,18 +92,11 @@ def _request(plan: Plan, runner: Engine) -> Request:
     return asked.on(runner.ranks, runner.ranks_per_node, runner.replicates)
 
 
-def suited(
+def fit_again(
     steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: Dtype, into_out: bool, runner: Engine
 ) -> tuple[Step, ...]:
     """Steps as an engine can run them on these tensors, within the budget that they have."""
-    anew: dict[str, Any] = {
-        "budget": None,
-        "phases": None,
-        "placement": None,
-        "sharing": None,
-        "workers": runner.workers,
-    }
-    made = tuple(replace(step, plan=runner.prepare(replace(_in_type(step.plan, dtype), **anew))) for step in steps)
+    made = tuple(replace(step, plan=_anew(step.plan, dtype, runner)) for step in steps)
     if all(step.plan.budget is None for step in steps):
         return made
     # Nothing is held beside the first step; without a budget of its own, none was asked for.
@@ -113,5 +108,8 @@ def suited(
     return share_steps(made, given, request, budget, first.machine or runner.machine)
 
 
-def _in_type(plan: Plan, dtype: Dtype) -> Plan:
-    return plan if plan.dtype == dtype else reinspected(plan, dtype)
+def _anew(plan: Plan, dtype: Dtype, runner: Engine) -> Plan:
+    """A plan for an element type as an engine runs it, without a budget."""
+    typed = plan if plan.dtype == dtype else reinspected(plan, dtype)
+    free = replace(typed, budget=None, phases=None, placement=None, sharing=None, workers=runner.workers)
+    return runner.prepare(free)

@@ -299,11 +299,11 @@ class _Run:
 
     def start(self) -> BlockTensor:
         """All phases; their parts are added to one result."""
+        if self.phases.spills:
+            return self._spilled()
         if len(self.phases.sequence) < 2:
             ready = next(self.fetcher.run(), None)
             return self._compute(self.call if ready is None else replace(self.call, operands=ready.operands))
-        if self.phases.spills:
-            return self._spilled()
         if self.phases.partial_bytes:
             return self._in_pieces()
         target, beta = self._zeros() if self.call.out is None else self.call.out, self.call.beta

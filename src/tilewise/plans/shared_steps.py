@@ -102,11 +102,14 @@ def are_shared(steps: Sequence[Step], given: Sequence[Given], request: Request) 
     return all(map(is_shared, steps))
 
 
+def asked_with(request: Request, given: Sequence[Given]) -> Request:
+    """What is asked of ranks, with what the operands of a step take."""
+    made = max((each.made_bytes for each in given), default=0)
+    return replace(request, made_bytes=made, copied_bytes=sum(each.copied_bytes for each in given))
+
+
 def _asked(step: Step, given: Sequence[Given], request: Request) -> Request:
-    """What is asked of the ranks in a step, with what its operands take."""
-    own = [given[number] for number in set(step.inputs) if number < len(given)]
-    made = max((each.made_bytes for each in own), default=0)
-    return replace(request, made_bytes=made, copied_bytes=sum(each.copied_bytes for each in own))
+    return asked_with(request, [given[number] for number in set(step.inputs) if number < len(given)])
 
 
 def _share_within(

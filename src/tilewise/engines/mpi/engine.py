@@ -7,14 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.engines.accounts import Account
-from tilewise.engines.matching import list_given
+from tilewise.engines.matching import list_given, owner_of
 from tilewise.engines.mpi.moves import change_layout
 from tilewise.engines.mpi.node import Node, make_node
 from tilewise.engines.mpi.results import add_result, make_result
@@ -30,8 +29,9 @@ from tilewise.machine import Machine
 from tilewise.patterns import Pattern
 from tilewise.plans import Plan, Sum
 from tilewise.plans.digest import digest, pattern_digest
-from tilewise.plans.layout import EVERYBODY, check_layout, make_layout
+from tilewise.plans.layout import check_layout, make_layout
 from tilewise.plans.parts import Part
+from tilewise.plans.shared_steps import asked_with, budget_of_rank
 from tilewise.plans.sharing import (
     Request,
     Sharing,
@@ -42,7 +42,6 @@ from tilewise.plans.sharing import (
     plan_sharing,
     refined,
 )
-from tilewise.plans.traffic import NOBODY
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.protocol import Scalar
 from tilewise.tensors.storage import Arena, Result
@@ -230,7 +229,9 @@ class MpiEngine(Hosted):
         if self.world.size == 1:
             return False
         tensors = [*operands, *([] if out is None else [out])]
-        return plan.sharing is not None or is_worth_sharing(plan, [_owners(tensor) for tensor in tensors])
+        return plan.sharing is not None or is_worth_sharing(
+            plan, [owner_of(tensor, self.ranks, self) for tensor in tensors]
+        )
 
     def _converted(self, operand: BlockTensor, plan: Plan) -> BlockTensor:
         """An operand with the plan's element type, in the memory of these nodes."""
@@ -247,16 +248,13 @@ class MpiEngine(Hosted):
         """How the ranks share a step, and what this one does of it, stage by stage."""
         given, planned = list_given(operands, plan.dtype, self.ranks, self), plan.sharing
         owners = [each.owner for each in given]
-        asked = plan.request if planned is None else planned.request
-        request = replace(
-            (asked or Request(1, 1)).on(self.ranks, self.ranks_per_node, self.replicates),
-            made_bytes=max(each.made_bytes for each in given),
-            copied_bytes=sum(each.copied_bytes for each in given),
-        )
+        asked = (plan.request if planned is None else planned.request) or Request(1, 1)
+        request = asked_with(asked.on(self.ranks, self.ranks_per_node, self.replicates), given)
         usable, fit = planned is not None and planned.fits(request, owners), None
-        if plan.budget is not None:
-            budget = self.world.least(plan.budget)
-            same = self.world.largest(plan.budget) == budget  # else ranks may have planned different stages
+        limit = budget_of_rank(None, given, request) if plan.budget is None else plan.budget
+        if limit is not None:
+            budget = self.world.least(limit)
+            same = self.world.largest(limit) == budget  # else ranks may have planned different stages
             usable = bool(self.world.least(usable and same))
             fit = partial(fit_budget, budget=budget, peak_of=self._largest_peak)
         share = partial(plan_sharing, plan, request, owners, machine=plan.machine or self.machine, fit=fit)
@@ -325,10 +323,3 @@ def _place(tensor: BlockTensor) -> list[int]:
 
 def _unchanged(sharing: Sharing) -> Sharing:
     return sharing
-
-
-def _owners(operand: BlockTensor) -> Ints:
-    """Who has each stored block of an operand."""
-    if isinstance(operand.storage, Spread):
-        return operand.storage.layout.owner
-    return np.full(operand.pattern.nnz_blocks, EVERYBODY if operand.in_memory else NOBODY, np.int64)

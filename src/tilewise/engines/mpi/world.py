@@ -216,7 +216,7 @@ class World:
         if most[0] != -most[1] or np.any(high - low > ROUNDING * size):
             raise InputError(
                 f"Ranks do not agree on {what}: their operands or options differ. Expected the same calls with the "
-                "same tensors on every rank. Give every rank the same seeds, patterns and options."
+                "same tensors on every rank. Give every rank the same seeds, patterns, options and workers."
             )
 
     def share_parts(self, data: Bytes, begin: Ints, size: Ints, rank_of_part: Ints) -> None:
@@ -242,25 +242,32 @@ class World:
 
 def make_world(ranks_per_node: int | None = None) -> World:
     """The ranks, with those on one computer as a node, or as many as one is told to take for a node."""
-    return _world(None if ranks_per_node is None else parse_count("ranks_per_node", ranks_per_node, "ranks"))
+    if ranks_per_node is None:
+        return _world(_ranks_per_computer())
+    return _world(min(parse_count("ranks_per_node", ranks_per_node, "ranks"), load_mpi().COMM_WORLD.size))
 
 
 @lru_cache(maxsize=16)
-def _world(ranks_per_node: int | None) -> World:
+def _world(ranks_per_node: int) -> World:
     """Communicators are made once, by all ranks together."""
     mpi = load_mpi()
     everyone = mpi.COMM_WORLD.Dup()
-    here = everyone.Split_type(mpi.COMM_TYPE_SHARED)
-    unlink_segments(here)
+    unlink_segments(everyone.Split_type(mpi.COMM_TYPE_SHARED))
     cores, machine = _share_cores(), everyone.bcast(Machine.measured())
-    if ranks_per_node is not None:
-        near = everyone.Split(everyone.rank // ranks_per_node)
-        if everyone.allreduce(near.Split_type(mpi.COMM_TYPE_SHARED).size < near.size):
-            raise InputError(
-                f"ranks_per_node={ranks_per_node} puts ranks of several computers on a node. Expected ranks that share "
-                "memory. Leave it away, or give a divisor of the ranks on each computer."
-            )
-        return World(everyone, near, ranks_per_node, _meet(everyone), cores, machine, _calling())
+    near = everyone.Split(everyone.rank // ranks_per_node)
+    if everyone.allreduce(near.Split_type(mpi.COMM_TYPE_SHARED).size < near.size):
+        raise InputError(
+            f"ranks_per_node={ranks_per_node} puts ranks of several computers on a node. Expected ranks that share "
+            "memory. Leave it away, or give a divisor of the ranks on each computer."
+        )
+    return World(everyone, near, ranks_per_node, _meet(everyone), cores, machine, _calling())
+
+
+@lru_cache(maxsize=1)
+def _ranks_per_computer() -> int:
+    """How many ranks each computer has; the last one may have fewer."""
+    everyone = load_mpi().COMM_WORLD
+    here = everyone.Split_type(load_mpi().COMM_TYPE_SHARED)
     sizes = everyone.allgather(here.size)
     firsts = everyone.allgather(everyone.rank - here.rank)
     if any(first % sizes[0] for first in firsts) or len(set(sizes[: -sizes[-1]])) > 1 or sizes[-1] > sizes[0]:
@@ -268,7 +275,7 @@ def _world(ranks_per_node: int | None) -> World:
             f"Ranks are not numbered node by node: nodes have {sizes} ranks. Expected neighbouring ranks on each node. "
             "Ask the launcher for block placement, such as srun --distribution=block."
         )
-    return World(everyone, here, sizes[0], _meet(everyone), cores, machine, _calling())
+    return int(sizes[0])
 
 
 @lru_cache(maxsize=1)
