@@ -243,6 +243,7 @@ def test_random_problems_keep_their_budgets(seed: int, monkeypatch: pytest.Monke
             result = tw.execute(plan, *tensors, out=out if add else None, beta=add)
             steps = [step.plan for step in plan.steps] if isinstance(plan, tw.Program) else [plan]
             assert plan.peak_bytes <= budget
-            assert all(0 <= step.runs[-1].buffer_bytes <= step.peak_bytes for step in steps)
+            again = add and steps[-1].spills  # one rank keeps what is added in memory: its steps are fitted again
+            assert all(0 <= step.runs[-1].buffer_bytes <= (budget if again else step.peak_bytes) for step in steps)
             wide = dtype in ("float64", "complex128")
             assert np.allclose(result.to_dense(), dense, rtol=1e-8 if wide else 2e-3, atol=1e-8 if wide else 5e-2)
