@@ -238,10 +238,7 @@ class Counting(StandIn):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_what_is_counted_is_what_lies_there(schedule: str, devices: int) -> None:
-    """Also of blocks that were let go while others stayed that products had read with them.
-
-    One block more may be there than is counted: a result is counted out before the last who has it is done.
-    """
+    """Also of blocks that were let go while others stayed that products had read with them."""
     m, k, n = tw.Space([16] * 2), tw.Space([12]), tw.Space([16] * 100)
     left, right = tw.random((m, k)), tw.random((k, n), seed=1)
     engine = DeviceEngine(57_344, devices=devices, schedule=schedule)
@@ -250,7 +247,7 @@ def test_what_is_counted_is_what_lies_there(schedule: str, devices: int) -> None
     result = tw.execute(plan, left, right, engine=engine)
     assert result.nbytes > 57_344
     for level in plan.runs[0].of(DEVICES):
-        assert 0 < counting.most[level.number] <= level.peak_bytes + 16 * 16 * 8
+        assert 0 < counting.most[level.number] <= level.peak_bytes
     assert set(counting.there.values()) == {0}
 
 

@@ -30,20 +30,35 @@ class Resident:
 
     size: int
     """Its bytes."""
-    event: Future[Any]
-    """Its arrival; the result is the array."""
+    event: Future[None] = field(default_factory=Future)
+    """Its arrival."""
     readers: list[Future[Any]] = field(default_factory=list)
     """Operations that read it."""
+    _array: Any = None
+    """The array; nobody else keeps it, so that its memory is free as soon as it is forgotten."""
 
     @property
     def array(self) -> Any:
         """The array, once it has arrived."""
-        return self.event.result()
+        self.event.result()
+        return self._array
+
+    def arrive(self, queue: Queue, make: Callable[[], Any]) -> None:
+        """Have a queue make the array.
+
+        It is not the result of the queue's event: the thread of a queue may keep that long after others have used it.
+        """
+
+        def work() -> None:
+            self._array = make()
+
+        self.event = queue.submit(work)
 
     def forget(self) -> None:
         """Let go of the array; whoever still knows the block finds none."""
         self.event = Future()
         self.event.cancel()
+        self._array = None
 
 
 class Neighbours:
@@ -63,8 +78,8 @@ class Neighbours:
         with self._lock:
             self._places.get(key, {}).pop(number, None)
 
-    def borrow(self, key: Key, copy: Callable[[Resident], Future[Any]]) -> Future[Any] | None:
-        """Begin to copy a block that has arrived somewhere; None if there is none.
+    def borrow(self, key: Key, copy: Callable[[Resident], Future[None]]) -> bool:
+        """Begin to copy a block that has arrived somewhere, if there is one.
 
         Only arrived ones: two devices that wait for what the other is about to bring would wait for ever.
         """
@@ -72,10 +87,9 @@ class Neighbours:
             for resident in self._places.get(key, {}).values():
                 event = resident.event
                 if event.done() and not event.cancelled() and event.exception() is None:
-                    event = copy(resident)
-                    resident.readers.append(event)
-                    return event
-        return None
+                    resident.readers.append(copy(resident))
+                    return True
+        return False
 
 
 class Pace:
@@ -146,14 +160,18 @@ class Device:
         """Begin to bring a block, from a neighbour if one has it, else as `matrix` gives it."""
         self.account.take(size, f"Block {key[1]} of operand {key[0]} on device {self.number}")
         asked = time.perf_counter()
-        event = self.neighbours.borrow(key, lambda held: self.incoming.submit(lambda: self._copy(held, size, asked)))
-        if event is None:
-            event = self.incoming.submit(lambda: self._upload(matrix, size, asked))
-        else:
+        resident = Resident(size)
+
+        def copy(held: Resident) -> Future[None]:
+            resident.arrive(self.incoming, lambda: self._copy(held, size, asked))
+            return resident.event
+
+        if self.neighbours.borrow(key, copy):
             self.neighbour_bytes += size
+        else:
+            resident.arrive(self.incoming, lambda: self._upload(matrix, size, asked))
         self.came[key[0]][0] += 1
         self.came[key[0]][1] += size
-        resident = Resident(size, event)
         self.neighbours.add(key, self.number, resident)
         return resident
 
@@ -168,8 +186,9 @@ class Device:
     def make(self, shape: tuple[int, ...], dtype: np.dtype[Any], size: int, queue: int) -> Resident:
         """Zeros for a result block, made by the queue that will add to it."""
         self.account.take(size, f"A result block on device {self.number}")
-        event = self.computing[queue].submit(lambda: self.library.zeros(shape, dtype, self.number))
-        return Resident(size, event)
+        resident = Resident(size)
+        resident.arrive(self.computing[queue], lambda: self.library.zeros(shape, dtype, self.number))
+        return resident
 
     def send(self, result: Resident, take: Callable[[Array], None], after: Iterable[Future[Any]]) -> Future[Any]:
         """Bring a finished result block back, hand it to `take`, and let it go."""
