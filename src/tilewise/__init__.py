@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewise.contract import compare_balancers, dot, einsum, execute, plan
+from tilewise.contract import compare_balancers, dot, einsum, execute, plan, plan_chain
 from tilewise.engines.base import engine
 from tilewise.errors import (
     GeneratorError,
@@ -47,6 +47,7 @@ __all__ = [
     "from_function",
     "load",
     "plan",
+    "plan_chain",
     "random",
     "redistribute",
     "retile",

@@ -19,7 +19,8 @@ from tilewise.expressions import check_spaces, check_text, parse_expression
 from tilewise.machine import Machine, check_machine
 from tilewise.patterns import Pattern, equal_structure
 from tilewise.plans import Plan, Program, Step, plan_steps
-from tilewise.plans.budget import is_asked
+from tilewise.plans.budget import MOST, is_asked, parse_memory
+from tilewise.plans.chains import Chain, find_chain
 from tilewise.plans.comparison import Comparison, Measured, compare_deals, list_tasks
 from tilewise.plans.fitting import within_budget
 from tilewise.plans.pools import TicketCost
@@ -94,7 +95,7 @@ def einsum(
     (5, 5, 8, 8)
     """
     _check_tensors(operands, repr(expression))
-    runner = _engine(engine)
+    runner = find_engine(engine)
     made = plan(
         expression,
         *operands,
@@ -171,7 +172,7 @@ def plan(
     errors = [o.error_bound if isinstance(o, BlockTensor) else 0.0 for o in operands]
     if machine is not None:
         check_machine(machine)
-    runner = _engine(engine)
+    runner = find_engine(engine)
     tolerance, workers = parse_tolerance(tol), runner.workers
     steps, bound = plan_steps(parsed, patterns, _dtype(operands), tolerance, errors, workers)
     steps = tuple(replace(step, plan=runner.prepare(step.plan)) for step in steps)
@@ -194,6 +195,55 @@ def plan(
     else:
         made = Program(parsed.label(), tuple(patterns), steps, tolerance, bound)
     return made if machine is None else made.on(machine)
+
+
+def plan_chain(
+    expression: str,
+    *operands: Operand,
+    memory: int | str | None = None,
+    tol: float | None = None,
+) -> Chain:
+    """Say which neighbouring steps of a many-operand expression are worth fusing, before anything is allocated.
+
+    Fused steps run together, slice by slice, and what the first makes for the second never leaves memory.  The
+    answer comes from lower bounds: what fusing can spare at the most, and what the loops around the steps need.
+
+    Parameters
+    ----------
+    expression : str
+        An einsum string of several steps; they stand in the order that `plan` finds.
+    *operands : BlockTensor or Pattern
+        Only patterns are looked at; without a tensor the elements are taken to be float64.
+    memory : int or str, optional
+        Bytes of the memory whose traffic is counted: everything that is worked on must be there, the operands too.
+        What ``TILEWISE_MEMORY`` says by default, else 80 % of the free memory.
+    tol : float, optional
+        Largest Frobenius error of the result.
+
+    Returns
+    -------
+    Chain
+        Bounds of the steps, a verdict on every two neighbours, and the best groups that fit; it can be printed.
+
+    Examples
+    --------
+    >>> import tilewise as tw
+    >>> ao, mo = tw.Space([10] * 10), tw.Space([10] * 8)
+    >>> integrals, orbitals = tw.Pattern.dense((ao,) * 3), tw.Pattern.dense((ao, mo))
+    >>> chain = tw.plan_chain("pqx,pi,qj->ijx", integrals, orbitals, orbitals, memory="2MB")
+    >>> pair, = chain.neighbours
+    >>> pair.verdict, pair.least_bytes, pair.whole_bytes, round(pair.spared_share, 2)
+    ('fuse', 728000, 6544000, 0.49)
+    """
+    level = parse_memory(memory)
+    # Steps as they would be with any amount of memory: how each is cut into phases plays no part here.
+    made = plan(expression, *operands, tol=tol, memory=MOST, engine="threads")
+    if isinstance(made, Plan):
+        raise InputError(
+            f"{expression!r} is a single step. Expected an expression of several, such as 'ij,jk,kl->il', of which "
+            "neighbours can be fused. Use tw.plan to see what it costs."
+        )
+    return find_chain(made, level)
 
 
 def compare_balancers(
@@ -311,7 +361,7 @@ def execute(
     >>> made = tw.plan("ij,jk->ik", t, t)
     >>> r = tw.execute(made, t, t)
     """
-    runner = _engine(engine)
+    runner = find_engine(engine)
     if not isinstance(plan, Plan | Program):
         raise InputError(
             f"execute was given {plan!r:.60} as the plan. Expected what tw.plan returns. Make a plan first."
@@ -407,7 +457,8 @@ def _dtype(operands: Sequence[Operand]) -> np.dtype[np.generic]:
     return reduce(np.promote_types, kinds) if kinds else np.dtype(np.float64)
 
 
-def _engine(engine: Any) -> Engine:
+def find_engine(engine: Any) -> Engine:
+    """The engine that a user names or gives; None is the one in use."""
     if engine is None:
         return current_engine()
     if isinstance(engine, str):

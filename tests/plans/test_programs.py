@@ -67,3 +67,12 @@ def test_a_chain_costs_its_cheapest_order(operands: int) -> None:
     text = ",".join(letters[i : i + 2] for i in range(operands)) + f",{letters[operands]}->a"
     program = tw.plan(text, *[matrix] * operands, vector)
     assert program.flops == operands * 2 * 20 * 20
+
+
+def test_an_operand_of_two_steps_comes_once_in_the_bound() -> None:
+    """With all of it in a cache, nothing but the two operands and the result has to move."""
+    i = tw.Space([7])
+    twice, once = tw.random((i, i)), tw.random((i, i), seed=1)
+    machine = tw.Machine("box", 1, ((8, 1.0),), copy_rate=1.0, permute_rate=1.0, cache_bytes=(10**6, 10**9))
+    program = tw.plan("ij,jk,kl->il", twice, once, twice, machine=machine)
+    assert program.lower_bound_bytes == 3 * 49 * 8

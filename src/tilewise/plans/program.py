@@ -130,15 +130,18 @@ class Program:
     @property
     def lower_bound_bytes(self) -> int:
         """Bytes that the steps move at the least, however they are interleaved (Fusion Lemma, see `costs.bounds`)."""
-        given = {id(pattern): 0 for pattern in self.operands}
+        read: dict[int, list[int]] = {id(pattern): [] for pattern in self.operands}
         for step in self.steps:
             for operand, needed in needed_bytes(step.plan).items():
-                if operand in given:
-                    given[operand] = max(given[operand], needed)
+                if operand in read:
+                    read[operand].append(needed)
+        once = [max(each, default=0) for each in read.values()]
         made = {step.result: step.plan.result_bytes for step in self.steps}
         passed = [made[number] for step in self.steps for number in set(step.inputs) if number in made]
-        compulsory = compulsory_bytes(list(given.values()), self.steps[-1].plan.result_bytes)
-        return fused_bound_bytes(compulsory, [step.plan.lower_bound_bytes for step in self.steps], passed)
+        compulsory = compulsory_bytes(once, self.steps[-1].plan.result_bytes)
+        # What several steps read may come once for all of them, while the bound of each counts it.
+        again = sum(map(sum, read.values())) - sum(once)
+        return fused_bound_bytes(compulsory, [*(step.plan.lower_bound_bytes for step in self.steps), -again], passed)
 
     @property
     def imbalance(self) -> float:
