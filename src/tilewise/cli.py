@@ -1,4 +1,4 @@
-"""The ``tilewise`` command: energy, plan, doctor."""
+"""The ``tilewise`` command: energy, transform, plan, doctor."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tilewise as tw
 from tilewise.errors import InputError, TilewiseError
 from tilewise.machine import Machine
 from tilewise.reports.host import describe_host, host_report, version_of
 from tilewise.reports.tables import print_report, show
+from tilewise.tensors import Engine
 
 if TYPE_CHECKING:
     from tilewise.chemistry.energy import EnergyResult
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_energy(commands)
+    _add_transform(commands)
     _add_plan(commands)
     _add_doctor(commands)
     return parser
@@ -82,31 +84,41 @@ def _add_energy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _energy(args: argparse.Namespace) -> int:
     from tilewise.chemistry.energy import run
 
-    if args.json is not None and not args.json.parent.is_dir():
-        raise InputError(
-            f"{args.json.parent} is no folder. A file in a folder that exists is expected. Correct --json."
+    _check_folder(args.json, "--json")
+    with _ranks(args) as engine:
+        result = run(
+            args.molecule,
+            basis=args.basis,
+            method=args.method,
+            frozen=args.frozen,
+            charge=args.charge,
+            spin=args.spin,
+            progress=_say if engine.rank == 0 else _say_nothing,
         )
+    if engine.rank == 0:
+        _print_energy(args, result)
+    return 0
+
+
+@contextmanager
+def _ranks(args: argparse.Namespace) -> Iterator[Engine]:
+    """The engine that was asked for; an error on one of its ranks ends all, with one line where it is of the input."""
     options = {} if args.workers is None else {"workers": args.workers}
     with tw.engine(args.engine, **options) as engine:
         try:
-            result = run(
-                args.molecule,
-                basis=args.basis,
-                method=args.method,
-                frozen=args.frozen,
-                charge=args.charge,
-                spin=args.spin,
-                progress=_say if engine.rank == 0 else _say_nothing,
-            )
+            yield engine
         except EXPECTED as error:
             engine.abandon(SystemExit(_exit_code(error)), _line(error))
             raise
         except BaseException as error:
             engine.abandon(error)
             raise
-    if engine.rank == 0:
-        _print_energy(args, result)
-    return 0
+
+
+def _check_folder(path: Path | None, option: str) -> None:
+    """Raise before a long run if its result could not be written."""
+    if path is not None and not path.parent.is_dir():
+        raise InputError(f"{path.parent} is no folder. A file in a folder that exists is expected. Correct {option}.")
 
 
 def _print_energy(args: argparse.Namespace, result: EnergyResult) -> None:
@@ -153,6 +165,88 @@ def _say_nothing(line: str) -> None:
 def _say(line: str) -> None:
     """One line of progress, where it does not mix with the result."""
     print(line, file=sys.stderr, flush=True)
+
+
+# tilewise transform
+
+
+def _add_transform(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "transform",
+        help="integrals over the orbitals of a molecule",
+        description="Two-electron integrals over Hartree-Fock orbitals of a molecule, by the schedule that fits.",
+        epilog="example: tilewise transform mol.xyz --basis cc-pvdz --orbitals ovov --memory 2GB --out ovov.h5",
+    )
+    parser.add_argument("molecule", type=Path, help="an .xyz file, coordinates in Angstrom")
+    parser.add_argument("--basis", default="cc-pvdz", help="basis set (default: %(default)s)")
+    parser.add_argument(
+        "--orbitals",
+        default="pppp",
+        metavar="LETTERS",
+        help="four letters in chemists' order: o occupied, v virtual, p all (default: %(default)s)",
+    )
+    parser.add_argument("--charge", type=int, default=0, help="total charge (default: 0)")
+    parser.add_argument("--symmetry", action="store_true", help="use the point group of the molecule")
+    parser.add_argument("--schedule", default="auto", help="auto, or one that the plan lists (default: %(default)s)")
+    parser.add_argument("--memory", metavar="SIZE", help="most that the transform may add, such as 4GB")
+    parser.add_argument("--scratch", type=Path, metavar="DIR", help="folder for what does not fit")
+    parser.add_argument("--tol", type=float, help="largest Frobenius error of the result")
+    parser.add_argument("--tile", type=int, metavar="N", help="functions or orbitals of a tile")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads (default: all cores)")
+    parser.add_argument("--engine", choices=("threads", "mpi"), default="threads", help="mpi: under mpiexec")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the integrals to a file")
+    parser.add_argument("--plan", action="store_true", help="say what would be done, and stop")
+    parser.set_defaults(run=_transform)
+
+
+def _transform(args: argparse.Namespace) -> int:
+    from tilewise.chemistry.four_index import Transform
+    from tilewise.chemistry.orbitals import named_orbitals
+
+    _check_folder(args.out, "--out")
+    with _ranks(args) as engine:
+        say = _say if engine.rank == 0 else _say_nothing
+        mf = _mean_field(args, say)
+        options = {} if args.tile is None else {"tile": args.tile}
+        job = Transform(
+            mf.mol,
+            named_orbitals(mf, args.orbitals),
+            schedule=args.schedule,
+            memory=args.memory,
+            scratch=args.scratch,
+            tol=args.tol,
+            progress=say,
+            **options,
+        )
+        plan = job.plan()
+        if not args.plan:
+            result = job.kernel()
+            if args.out is not None:
+                result.save(args.out)
+        if engine.rank == 0:
+            print(plan.explain())
+            if not args.plan:
+                _print_transform(args, result)
+    return 0
+
+
+def _mean_field(args: argparse.Namespace, say: Callable[[str], None]) -> Any:
+    from tilewise.chemistry.energy import check_electrons
+    from tilewise.chemistry.geometry import read_xyz
+    from tilewise.chemistry.integrals import hartree_fock, make_molecule
+
+    geometry = read_xyz(args.molecule)
+    check_electrons(geometry, args.charge, 0)
+    mol = make_molecule(geometry, args.basis, args.charge, symmetry=args.symmetry)
+    say(f"Hartree-Fock: {geometry.natoms} atoms, {mol.nao} functions, {mol.nelectron} electrons")
+    return hartree_fock(mol)
+
+
+def _print_transform(args: argparse.Namespace, result: tw.BlockTensor) -> None:
+    print(f"\n({args.orbitals[:2]}|{args.orbitals[2:]})  {result!r}")
+    print(f"norm {result.norm():.12g}, error bound {result.error_bound:.2g}")
+    if args.out is not None:
+        print(f"written to {args.out}")
 
 
 # tilewise plan

@@ -21,6 +21,7 @@ from tilewise.plans.shares import share_by_owner
 pytest.importorskip("mpi4py")
 SUITE = Path(__file__).parent / "mpi_suite.py"
 SHARING = [str(Path(__file__).parent / name) for name in ("mpi_sharing_suite.py", "mpi_budget_suite.py")]
+TRANSFORMS = Path(__file__).parent / "mpi_transform_suite.py"
 OF_TENSORS = ("tensors/test_access.py", "tensors/test_arithmetic.py", "tensors/test_tilings.py", "test_factories.py")
 PER_NODE = "TILEWISE_TEST_RANKS_PER_NODE"
 
@@ -57,6 +58,12 @@ def test_ranks_share_as_planned_on_all_nodes_and_with_threads(
     monkeypatch.setenv("TILEWISE_TEST_NODES", nodes)
     monkeypatch.setenv("TILEWISE_TEST_WORKERS", str(workers))
     pytest_passes(count, *SHARING)
+
+
+@pytest.mark.parametrize(("count", "nodes"), [(1, "all"), (2, "all 1"), (3, "all"), (4, "2")])
+def test_ranks_share_transforms(count: int, nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWISE_TEST_NODES", nodes)
+    pytest_passes(count, str(TRANSFORMS))
 
 
 @pytest.mark.parametrize("per_node", [2, pytest.param(1, marks=pytest.mark.slow)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tilewise.chemistry.arrays import pack_integrals
+from tilewise.chemistry.four_index import Transform, transform
 from tilewise.chemistry.mp2 import MP2
 
-__all__ = ["MP2"]
+__all__ = ["MP2", "Transform", "pack_integrals", "transform"]

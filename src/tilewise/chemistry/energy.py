@@ -20,7 +20,7 @@ from tilewise.factories import random
 from tilewise.spaces import Space
 from tilewise.spaces.integers import parse_integer
 
-__all__ = ["METHODS", "EnergyResult", "run"]
+__all__ = ["METHODS", "EnergyResult", "check_electrons", "run"]
 
 METHODS: Final[Mapping[str, type[MP2]]] = {"mp2": MP2}
 """Methods by the name a user types."""
@@ -98,7 +98,7 @@ def run(
     started = time.perf_counter()
     name = _parse_method(method)
     geometry = read_xyz(xyz_path)
-    _check_electrons(geometry, charge, spin)
+    check_electrons(geometry, charge, spin)
     mol = make_molecule(geometry, basis, charge)
     _check_frozen(mol, frozen)
     if progress is not None:
@@ -140,7 +140,8 @@ def _parse_method(method: str) -> str:
     return name
 
 
-def _check_electrons(geometry: Geometry, charge: int, spin: int) -> None:
+def check_electrons(geometry: Geometry, charge: int, spin: int) -> None:
+    """Raise unless a molecule has a closed shell of electrons."""
     total = parse_integer(charge, "charge=", "Pass a whole number, such as charge=1.")
     electrons = geometry.nuclear_charge - total
     if electrons < 1:

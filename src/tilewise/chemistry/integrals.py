@@ -17,15 +17,20 @@ from tilewise.chemistry.geometry import Geometry
 from tilewise.errors import InputError, MissingPackageError
 from tilewise.factories import from_blocks
 from tilewise.patterns import Pattern, Symmetry
+from tilewise.plans.transform import TilePairs
 from tilewise.spaces import Space
 from tilewise.tensors import BlockTensor
 
 __all__ = [
     "AtomicOrbitals",
+    "CoulombSource",
+    "FittedVectors",
     "Screened",
     "coulomb_integrals",
     "hartree_fock",
     "make_molecule",
+    "orbital_irreps",
+    "pair_bounds",
     "screen_coulomb",
 ]
 
@@ -36,8 +41,11 @@ PAIR_SYMMETRY = Symmetry(((0, 1), 1), ((2, 3), 1))
 
 _CONVERGENCE = 1e-11
 
+_PURITY = 1e-11
+"""Coefficients by which an orbital may differ from one of its irrep: blocks that vanish then are that small."""
 
-def make_molecule(geometry: Geometry, basis: str, charge: int) -> Any:
+
+def make_molecule(geometry: Geometry, basis: str, charge: int, *, symmetry: bool = False) -> Any:
     """A closed-shell PySCF molecule, with the core potentials that belong to the basis set.
 
     Parameters
@@ -48,6 +56,8 @@ def make_molecule(geometry: Geometry, basis: str, charge: int) -> Any:
         Name of a basis set that PySCF knows; names of files are not taken.
     charge : int
         Total charge.
+    symmetry : bool
+        Whether PySCF looks for a point group.
     """
     gto = _pyscf().gto
     symbols = sorted(set(geometry.symbols))
@@ -59,6 +69,7 @@ def make_molecule(geometry: Geometry, basis: str, charge: int) -> Any:
         basis=functions,
         ecp={symbol: potential for symbol, potential in potentials.items() if potential},
         charge=charge,
+        symmetry=symmetry,
         verbose=0,
     )
     return mol.build(dump_input=False, parse_arg=False)
@@ -76,8 +87,10 @@ def hartree_fock(mol: Any) -> Any:
 def _pyscf() -> Any:
     try:
         import pyscf.gto
+        import pyscf.gto.moleintor
         import pyscf.lib
         import pyscf.scf
+        import pyscf.symm
     except ImportError as error:
         raise MissingPackageError(
             f"PySCF cannot be imported: {error}. Molecules and integrals come from it. "
@@ -227,3 +240,99 @@ def _schwarz_factors(functions: AtomicOrbitals) -> npt.NDArray[np.float64]:
     # The factor covers the rounding of the sums.
     factors: npt.NDArray[np.float64] = np.sqrt(np.maximum(squares, 0.0)) * (1 + 1e-10)
     return factors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CoulombSource:
+    """AO integrals (pq|rs) made block by block: pairs of tiles against pairs of tiles.
+
+    Each thread that reads computes by itself, so that several can read at once.
+    """
+
+    functions: AtomicOrbitals
+    """The functions in tile order."""
+    pairs: TilePairs
+    """Pairs of their tiles."""
+    needed: npt.NDArray[np.bool_] | None
+    """Blocks that are not negligible; None if all are needed."""
+    tables: Any
+    """What libcint looks up, made once."""
+
+    @classmethod
+    def of(
+        cls, functions: AtomicOrbitals, pairs: TilePairs, needed: npt.NDArray[np.bool_] | None = None
+    ) -> CoulombSource:
+        """The integrals of some functions."""
+        mol = functions.mol
+        tables = _pyscf().gto.moleintor.make_cintopt(mol._atm, mol._bas, mol._env, mol._add_suffix("int2e"))
+        return cls(functions, pairs, needed, tables)
+
+    def read(self, row: int, column: int, out: npt.NDArray[np.float64]) -> None:
+        """Compute the integrals of a row pair and a column pair."""
+        mol, pyscf = self.functions.mol, _pyscf()
+        tiles = [*self.pairs.tiles[row].tolist(), *self.pairs.tiles[column].tolist()]
+        shells = tuple(bound for tile in tiles for bound in self.functions.shells[tile : tile + 2].tolist())
+        packed = self.pairs.is_diagonal(row), self.pairs.is_diagonal(column)
+        form = {(True, True): "s4", (True, False): "s2ij", (False, True): "s2kl"}.get(packed, "s1")
+        with pyscf.lib.with_omp_threads(1):
+            pyscf.gto.moleintor.getints4c(
+                mol._add_suffix("int2e"),
+                mol._atm,
+                mol._bas,
+                mol._env,
+                shls_slice=shells,
+                aosym=form,
+                cintopt=self.tables,
+                out=out,
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedVectors:
+    """Density-fitted integrals of a mean field: (pq|rs) = sum_Q B(Q, pq) B(Q, rs)."""
+
+    fitting: Any
+    """PySCF's object."""
+    count: int
+    """How many Q there are."""
+
+    @classmethod
+    def of(cls, mf: Any) -> FittedVectors:
+        """The vectors of a mean field that fits the density; they are made if they are not there yet."""
+        fitting = mf.with_df
+        if getattr(fitting, "_cderi", None) is None:
+            fitting.build()
+        return cls(fitting, int(fitting.get_naoaux()))
+
+    def bring(self, at_once: int) -> Iterator[npt.NDArray[np.float64]]:
+        """All vectors, at most so many at a time, over pairs p >= q."""
+        yield from self.fitting.loop(blksize=at_once)
+
+
+def pair_bounds(functions: AtomicOrbitals, pairs: TilePairs) -> npt.NDArray[np.float64]:
+    """A number for each pair of tiles; the norm of a block of integrals is at most the product of two of them.
+
+    Schwarz' inequality, |(pq|rs)|^2 <= (pq|pq) (rs|rs), summed over the functions of the tiles.
+    """
+    factors = _schwarz_factors(functions)
+    bounds: npt.NDArray[np.float64] = factors[pairs.tiles[:, 0], pairs.tiles[:, 1]]
+    return bounds
+
+
+def orbital_irreps(mol: Any, coefficients: npt.NDArray[np.float64]) -> _Ints | None:
+    """The irrep of each orbital, such that products are XORs; None if the molecule or the orbitals have no symmetry.
+
+    Irreps of linear molecules are those of the largest subgroup of D2h.
+    """
+    if not getattr(mol, "symmetry", False) or mol.irrep_id is None:
+        return None
+    overlap = mol.intor_symmetric("int1e_ovlp")
+    symm = _pyscf().symm
+    found = np.asarray(symm.label_orb_symm(mol, mol.irrep_id, mol.symm_orb, coefficients, overlap, check=False))
+    for irrep, adapted in zip(mol.irrep_id, mol.symm_orb, strict=True):
+        own = coefficients[:, found == irrep]
+        within = adapted.T @ overlap
+        fitted = adapted @ np.linalg.solve(within @ adapted, within @ own)
+        if np.abs(fitted - own).max(initial=0.0) > _PURITY:
+            return None
+    return found.astype(np.int64) % 10

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tilewise.errors import InputError
 from tilewise.spaces.integers import parse_integer, parse_integers
 
-__all__ = ["ClosedShell", "parse_closed_shell", "parse_frozen"]
+__all__ = ["ClosedShell", "named_orbitals", "parse_closed_shell", "parse_frozen"]
 
 _Floats = npt.NDArray[np.float64]
 Frozen = int | Sequence[int] | npt.NDArray[np.integer[Any]] | None
@@ -52,6 +52,18 @@ def parse_closed_shell(mf: Any, frozen: Frozen) -> ClosedShell:
         energies[virtual],
         float(mf.e_tot),
     )
+
+
+def named_orbitals(mf: Any, letters: str) -> list[_Floats]:
+    """Four sets of orbitals of a mean field by letters: o occupied, v virtual, p all."""
+    occupied = np.asarray(mf.mo_occ) > 0
+    kinds = {"o": occupied, "v": ~occupied, "p": np.ones_like(occupied)}
+    if len(letters) != 4 or set(letters) - set(kinds):
+        raise InputError(
+            f"The orbitals {letters!r} are unknown. Expected four letters out of o (occupied), v (virtual), p (all), "
+            "in chemists' order. Write, for example, ovov."
+        )
+    return [np.asarray(mf.mo_coeff)[:, kinds[letter]] for letter in letters]
 
 
 def parse_frozen(frozen: Frozen, occupations: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -25,6 +25,7 @@ from tilewise.engines.streaming import Call, Runner
 from tilewise.engines.targets import Target, make_target, scale_target
 from tilewise.engines.views import blocks_view, cells_view, frozen, gather_view, panels_view, result_view
 from tilewise.engines.workers import Loop, Workers, available_cores
+from tilewise.errors import InputError
 from tilewise.machine import Machine
 from tilewise.plans import Plan, Product, Sum
 from tilewise.plans.cells import keep_blocks
@@ -132,6 +133,10 @@ class ThreadsEngine(Runner):
     def workers(self) -> int:
         """Number of threads."""
         return self._workers.count
+
+    def run_loop(self, loop: Loop, weights: Floats) -> None:
+        """Have the workers run the tasks of a compiled loop, given what each costs."""
+        self._workers.run(loop, weights)
 
     def prepare(self, plan: Plan) -> Plan:
         """The plan with its products on this computer, should they have been meant for devices."""
@@ -410,6 +415,16 @@ class Hosted(Runner):
     def workers(self) -> int:
         """Threads of this process."""
         return self.host.workers
+
+
+def hosting(engine: Engine) -> ThreadsEngine:
+    """The workers of this computer behind an engine."""
+    found = engine if isinstance(engine, ThreadsEngine) else getattr(engine, "host", None)
+    if not isinstance(found, ThreadsEngine):
+        raise InputError(
+            f"engine={engine!r} has no workers on this computer. Expected one that tw.engine makes. Leave engine= away."
+        )
+    return found
 
 
 def _engine_in_use() -> Engine:

@@ -178,11 +178,13 @@ class MpiEngine(Hosted):
             call.out.engine = self
             return call.out
         result = make_result(run, self)
-        if not self._kept_by_all(result.pattern, result.dtype):
-            return result
-        if call.account is not None:
+        if call.account is not None and self._kept_by_all(result.pattern, result.dtype):
             call.account.take(result.nbytes, "The result on every rank")
-        return self.replicated(result)
+        return self.settled(result)
+
+    def settled(self, tensor: BlockTensor) -> BlockTensor:
+        """A new tensor as ranks keep it: those that are small, and all of a replicating engine, on every rank."""
+        return self.replicated(tensor) if self._kept_by_all(tensor.pattern, tensor.dtype) else tensor
 
     def spread(self, tensor: BlockTensor, layout: str) -> BlockTensor:
         """A tensor with other owners, by one planned exchange."""

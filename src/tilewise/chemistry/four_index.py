@@ -1,0 +1,464 @@
+"""`transform`: integrals over functions to integrals over orbitals, by the schedule that fits."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.chemistry.arrays import array_source, count_functions
+from tilewise.chemistry.integrals import (
+    AtomicOrbitals,
+    CoulombSource,
+    FittedVectors,
+    orbital_irreps,
+    pair_bounds,
+)
+from tilewise.contract import find_engine
+from tilewise.engines.threads import ThreadsEngine, hosting
+from tilewise.engines.transform import Outcome, Source, make_team, run_transform
+from tilewise.engines.transform.fitted import run_fitted
+from tilewise.errors import InputError
+from tilewise.plans.budget import is_asked, parse_memory
+from tilewise.plans.transform import Measured, Problem, Rates, TilePairs, TransformPlan, Variant, plan_transform
+from tilewise.plans.transform.fitted import FITTED, FittedSizes
+from tilewise.plans.transform.schedules import Candidate
+from tilewise.spaces import Space
+from tilewise.spaces.integers import parse_integer
+from tilewise.tensors import BlockTensor, Engine
+from tilewise.tensors.drafts import parse_scratch
+
+__all__ = ["Transform", "transform"]
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+INTERVAL = 5.0
+"""Seconds between two reports of progress."""
+
+GEMM_EDGE = 256
+"""Largest product that the rate of products is measured with."""
+
+EFFICIENCY = 0.7
+"""What of that rate a transform reaches: its matrices are put together first."""
+
+TILE = 32
+"""About how many functions or orbitals a tile holds: enough for fast products, few enough to spare half of them."""
+
+
+def transform(
+    mol_or_mf: Any,
+    coeffs: Any,
+    *,
+    spaces: Space | Sequence[Space] | None = None,
+    schedule: str = "auto",
+    memory: int | str | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    engine: str | Engine | None = None,
+    tol: float | None = None,
+    tile: int = TILE,
+    antisymmetric: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> BlockTensor:
+    """Transform two-electron integrals to orbitals.
+
+    Parameters
+    ----------
+    mol_or_mf : pyscf.gto.Mole, mean field or array
+        The molecule whose integrals (pq|rs) are made when they are needed; or an array of them, in memory or in a file:
+        four axes, or PySCF's forms of two axes (pairs p >= q, r >= s) and of one (pairs of pairs).  A mean field with
+        ``density_fit()`` gives fitted integrals, by the vectors it has.
+    coeffs : array or sequence of four arrays
+        Orbitals, as ``pyscf.ao2mo.kernel`` takes them: one matrix (functions, orbitals) for all modes, or one for each.
+        Modes 0 and 1, or 2 and 3, with the same matrix are symmetric, and half of their blocks are stored.
+    spaces : Space or sequence of four Space, optional
+        Tiles of the orbitals; their `order` permutes the orbitals.  By default tiles of about `tile` orbitals, of one
+        irrep each where molecule and orbitals have symmetry: blocks that vanish are neither computed nor stored.
+    schedule : str
+        ``"auto"``, the fastest that fits, or one of ``"unfused"``, ``"fused12-34"``, ``"recompute"``, ``"fused1234"``,
+        ``"fused1234-inner"`` (Rajbhandari et al. 2017).
+    memory : int or str, optional
+        Most bytes that the call may add, see `tilewise.einsum`.
+    scratch : str or Path, optional
+        Folder on a disk with room for what does not fit; the system's temporary folder by default.
+    engine : str or Engine, optional
+        Who runs it; the engine in use by default.
+    tol : float, optional
+        Largest Frobenius error of the result: blocks of integrals that Schwarz' inequality shows to be negligible are
+        not made, and `error_bound` of the result says what that may come to.
+    tile : int
+        About how many functions or orbitals a tile holds.
+    antisymmetric : bool
+        Whether an array changes its sign when p and q, or r and s, are exchanged.
+    progress : callable, optional
+        Called with a line of text now and then; ``print`` writes it.
+
+    Returns
+    -------
+    BlockTensor
+        (pq|rs) over orbitals, in chemists' order as `coeffs` are.  `pack_integrals` gives PySCF's form of it.
+
+    Examples
+    --------
+    >>> from pyscf import gto, scf
+    >>> from tilewise.chemistry import transform
+    >>> mol = gto.M(atom="H 0 0 0; H 0 0 0.74", basis="6-31g", verbose=0)
+    >>> mf = scf.RHF(mol).run()
+    >>> eri = transform(mol, mf.mo_coeff)
+    >>> eri.shape, round(float(eri.to_dense()[0, 0, 0, 0]), 6)
+    ((4, 4, 4, 4), 0.634617)
+    """
+    job = Transform(
+        mol_or_mf,
+        coeffs,
+        spaces=spaces,
+        schedule=schedule,
+        memory=memory,
+        scratch=scratch,
+        engine=engine,
+        tol=tol,
+        tile=tile,
+        antisymmetric=antisymmetric,
+        progress=progress,
+    )
+    return job.kernel()
+
+
+class Transform:
+    """A four-index transform that can be asked for its plan before it is run; for its arguments see `transform`.
+
+    Attributes
+    ----------
+    tensor : BlockTensor
+        The result; None before the run.
+
+    Examples
+    --------
+    >>> from pyscf import gto, scf
+    >>> from tilewise.chemistry import Transform
+    >>> mol = gto.M(atom="H 0 0 0; H 0 0 0.74", basis="6-31g", verbose=0)
+    >>> job = Transform(mol, scf.RHF(mol).run().mo_coeff, memory="1MB")
+    >>> job.plan().schedule
+    'fused12-34'
+    """
+
+    def __init__(
+        self,
+        mol_or_mf: Any,
+        coeffs: Any,
+        *,
+        spaces: Space | Sequence[Space] | None = None,
+        schedule: str = "auto",
+        memory: int | str | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+        engine: str | Engine | None = None,
+        tol: float | None = None,
+        tile: int = TILE,
+        antisymmetric: bool = False,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        size = parse_integer(tile, "The tile size", "Pass a number such as tile=32.")
+        if size < 1:
+            raise InputError(f"The tile size is {size}. Expected at least 1. Pass a number such as tile=32.")
+        self.engine = find_engine(engine)
+        self.host = hosting(self.engine)
+        self.schedule, self.memory, self.progress = schedule, memory, progress
+        self.scratch = None if scratch is None else parse_scratch(scratch)
+        origin = _find_origin(mol_or_mf, size, antisymmetric)
+        matrices = parse_coefficients(coeffs, origin.size)
+        modes = _find_spaces(origin.mol, matrices, spaces, size)
+        equal = tuple(matrices[2 * i] is matrices[2 * i + 1] and modes[2 * i] == modes[2 * i + 1] for i in (0, 1))
+        self.problem = Problem.of(origin.space, modes, (equal[0], equal[1]), -1 if antisymmetric else 1)
+        self.matrices = [
+            np.ascontiguousarray(matrix[origin.order][:, mode.order])
+            for matrix, mode in zip(matrices, modes, strict=True)
+        ]
+        self.source, self.error_bound = origin.open(self.problem.functions, tol, self.matrices)
+        self.team = make_team(self.problem, self.engine)
+        self._same = matrices[0] is matrices[2] and matrices[1] is matrices[3] and modes[:2] == modes[2:]
+        self.tensor: BlockTensor | None = None
+        self._plan: TransformPlan | None = None
+
+    def plan(self) -> TransformPlan:
+        """What will be done, and what other schedules would cost; the rates of this computer are measured for it."""
+        if self._plan is None:
+            budget = -self.team.most(-budget_of(self.memory, self.engine.ranks_per_node))
+            if isinstance(self.source, FittedVectors):
+                self._plan = self._plan_fitted(self.source, budget)
+                return self._plan
+            rates = self._agreed_rates()
+            self._plan = plan_transform(self.problem, budget, self.host.workers, rates, self.schedule, self.team.deal)
+        return self._plan
+
+    def _plan_fitted(self, source: FittedVectors, budget: int) -> TransformPlan:
+        if self.schedule not in ("auto", FITTED):
+            raise InputError(
+                f"schedule={self.schedule!r} was given with fitted integrals. Expected 'auto': their vectors are "
+                "transformed instead of four indices. Leave it away, or pass mf.mol for the integrals themselves."
+            )
+        rates = Rates(measure_products(self.problem.size, self.host), 1.0)
+        cost = self._fitted_sizes(source).cost(budget)
+        chosen = Candidate(Variant(FITTED), cost, rates.seconds(cost), fits=True)
+        return TransformPlan(self.problem, chosen, (), budget, self.host.workers, self.team.deal, rates)
+
+    def _fitted_sizes(self, source: FittedVectors) -> FittedSizes:
+        return FittedSizes(self.problem, source.count, self._same, self.host.workers)
+
+    def _agreed_rates(self) -> Rates:
+        """What the first rank measures, so that all plan alike."""
+        measured = np.zeros(2)
+        if self.team.rank == 0:
+            assert not isinstance(self.source, FittedVectors)
+            rates = measure_rates(self.source, self.problem, self.host)
+            measured[:] = rates.flops, rates.integrals
+        return Rates(*self.team.total(measured).tolist())
+
+    def kernel(self) -> BlockTensor:
+        """Transform, and return the result."""
+        plan = self.plan()
+        if self.progress is not None:
+            self.progress(f"Transform: {plan.schedule} ({plan.variant or 'all at once'}), {plan.flops / 1e9:.3g} GFLOP")
+        outcome = self._run(plan)
+        plan.runs.append(
+            Measured(
+                outcome.flops,
+                outcome.integrals,
+                outcome.peak_bytes,
+                outcome.written_bytes + outcome.read_bytes,
+                outcome.seconds,
+                outcome.between_bytes,
+            )
+        )
+        self.tensor = outcome.tensor
+        self.tensor.error_bound = self.error_bound
+        return self.tensor
+
+    def _run(self, plan: TransformPlan) -> Outcome:
+        told = None if self.progress is None else _Teller(self.progress, plan, time.perf_counter())
+        if isinstance(self.source, FittedVectors):
+            sizes = self._fitted_sizes(self.source)
+            return run_fitted(self.host, sizes, self.source.bring, self.matrices, plan.budget, told)
+        return run_transform(
+            self.host,
+            self.problem,
+            plan.variant,
+            self.source,
+            self.matrices,
+            plan.budget,
+            self.scratch,
+            told,
+            self.team,
+        )
+
+    def run(self) -> Transform:
+        """Transform, and return this object."""
+        self.kernel()
+        return self
+
+
+class _Teller:
+    """Says how far a run has come, at most every few seconds."""
+
+    def __init__(self, say: Callable[[str], None], plan: TransformPlan, begin: float) -> None:
+        self._say, self._plan, self._begin = say, plan, begin
+        self._last = begin
+
+    def __call__(self, flops: int, integrals: int) -> None:
+        now = time.perf_counter()
+        if now - self._last < INTERVAL:
+            return
+        self._last = now
+        rates = self._plan.rates
+        done = self._plan.deal.ranks * (flops / rates.flops + integrals / rates.integrals)  # as if all were as far
+        total = self._plan.flops / rates.flops + self._plan.integrals / rates.integrals
+        share, passed = min(done / total, 1.0), now - self._begin
+        left = f", about {passed * (1 - share) / share:.0f} s left" if 0 < share < 1 else ""
+        self._say(f"Transform: {100 * share:.0f} %, {passed:.0f} s{left}")
+
+
+def budget_of(memory: int | str | None, ranks_per_node: int) -> int:
+    """Bytes that a rank may hold; what is free on a node is divided among its ranks."""
+    return parse_memory(memory) if is_asked(memory) else parse_memory(None) // ranks_per_node
+
+
+def measure_products(size: int, host: ThreadsEngine) -> float:
+    """Flops per second of products of matrices of about that size, all workers together."""
+    edge = max(min(size, GEMM_EDGE), 16)
+    matrix = np.ones((edge, edge))
+    with host.blas.single_threaded():
+        seconds = _least_seconds(lambda: np.matmul(matrix, matrix), 5)
+    return EFFICIENCY * host.workers * 2 * edge**3 / seconds
+
+
+def measure_rates(source: Source, problem: Problem, host: ThreadsEngine) -> Rates:
+    """How fast this computer multiplies and how fast integrals come, from a few milliseconds of each."""
+    functions = problem.functions
+    typical = int(np.argsort(functions.sizes)[functions.count // 2])
+    block = np.empty((int(functions.sizes[typical]),) * 2)
+    integral = _least_seconds(lambda: source.read(typical, typical, block), 1)
+    return Rates(flops=measure_products(problem.size, host), integrals=host.workers * block.size / integral)
+
+
+def _least_seconds(work: Callable[[], object], repeats: int) -> float:
+    least = math.inf
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        least = min(least, time.perf_counter() - begin)
+    return max(least, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where integrals come from, before it is known which pairs of tiles are asked for."""
+
+    mol: Any
+    """The molecule; None for an array."""
+    space: Space
+    """Functions in tiles."""
+    order: Ints
+    """Permutation of the functions into tile order."""
+    functions: AtomicOrbitals | None
+    """The functions of a molecule in tile order."""
+    array: Any
+    """The array, if there is one."""
+    fitted: FittedVectors | None = None
+    """The vectors of fitted integrals, if they are."""
+
+    @property
+    def size(self) -> int:
+        """Number of functions."""
+        return self.space.size
+
+    def open(
+        self, pairs: TilePairs, tol: float | None, matrices: Sequence[Floats]
+    ) -> tuple[Source | FittedVectors, float]:
+        """Where elements come from, and a bound on what leaving out negligible ones does to the result."""
+        if self.functions is None:
+            if tol is not None:
+                raise InputError(
+                    f"tol={tol!r} was given with integrals in an array or fitted. Expected it with a molecule, "
+                    "whose blocks can be left out before they are made. Leave tol= away."
+                )
+            return (array_source(self.array, pairs) if self.fitted is None else self.fitted), 0.0
+        if tol is None:
+            return CoulombSource.of(self.functions, pairs), 0.0
+        needed, dropped = screen_pairs(pairs, pair_bounds(self.functions, pairs), _parse_tol(tol), matrices)
+        return CoulombSource.of(self.functions, pairs, needed), dropped
+
+
+def screen_pairs(pairs: TilePairs, bounds: Floats, tol: float, matrices: Sequence[Floats]) -> tuple[Bools, float]:
+    """Which blocks of integrals have to be made so that the result is right within `tol`, and the bound on its error.
+
+    A product with a matrix enlarges a norm at most by the matrix' largest singular value. Of all blocks those with the
+    smallest bounds are left out, as long as the root of the sum of their squares allows it.
+    """
+    growth = math.prod(float(np.linalg.norm(matrix, 2)) if matrix.size else 0.0 for matrix in matrices)
+    copies = np.where(pairs.tiles[:, 0] == pairs.tiles[:, 1], 1.0, 2.0)
+    squares = np.multiply.outer(bounds**2 * copies, bounds**2 * copies)
+    order = np.argsort(squares, axis=None)
+    total = np.cumsum(squares.ravel()[order]) * (1 + 1e-10)
+    room = (tol / growth) ** 2 if growth > 0 else math.inf
+    count = int(np.searchsorted(total, room, side="right"))
+    needed = np.ones(squares.shape, np.bool_)
+    needed.ravel()[order[:count]] = False
+    # (pq|rs) = (rs|pq): of two blocks with the same bound either may have come first.
+    needed |= needed.T
+    return needed, growth * math.sqrt(float(squares[~needed].sum()) * (1 + 1e-10))
+
+
+def parse_coefficients(coeffs: Any, functions: int) -> list[Floats]:
+    """Four matrices from one or four; modes that were given the same matrix get the same array."""
+    given = list(coeffs) if isinstance(coeffs, (list, tuple)) and len(coeffs) == 4 else [coeffs] * 4
+    remedy = "Pass one matrix (functions, orbitals) such as mf.mo_coeff, or a sequence of four."
+    found: list[Floats] = []
+    for mode, value in enumerate(given):
+        try:
+            matrix = np.asarray(value)
+        except ValueError as error:
+            raise InputError(f"The coefficients of mode {mode} are no matrix: {error}. {remedy}") from None
+        if matrix.ndim != 2 or matrix.dtype.kind not in "fiu" or len(matrix) != functions:
+            raise InputError(
+                f"The coefficients of mode {mode} have shape {matrix.shape} and type {matrix.dtype}. Expected real "
+                f"numbers for {functions} functions. {remedy}"
+            )
+        if not np.isfinite(matrix).all():
+            raise InputError(f"The coefficients of mode {mode} are not all finite. Expected finite numbers. {remedy}")
+        wide = matrix.astype(np.float64, copy=False)
+        same = [old for old in found if old is wide or (old.shape == wide.shape and np.array_equal(old, wide))]
+        found.append(same[0] if same else wide)
+    return found
+
+
+def _find_origin(mol_or_mf: Any, tile: int, antisymmetric: bool) -> Origin:
+    """The molecule or the array that was given."""
+    if isinstance(mol_or_mf, np.ndarray) or (hasattr(mol_or_mf, "shape") and hasattr(mol_or_mf, "dtype")):
+        size = count_functions(mol_or_mf, antisymmetric)
+        space = Space.uniform(size, tile, "ao")
+        return Origin(None, space, np.arange(size), None, mol_or_mf)
+    mol = getattr(mol_or_mf, "mol", mol_or_mf)
+    if not all(hasattr(mol, part) for part in ("intor", "_bas", "ao_loc_nr")):
+        raise InputError(
+            f"The first argument is a {type(mol_or_mf).__name__}. Expected a molecule or mean field of PySCF, or an "
+            "array of integrals. Pass mol, mf or the array."
+        )
+    if hasattr(mol, "pbc_intor"):
+        raise InputError(
+            f"{type(mol_or_mf).__name__} is periodic. Expected a molecule. Use PySCF's own transform for cells."
+        )
+    if antisymmetric:
+        raise InputError(
+            "antisymmetric=True was given with a molecule. Expected it with an array: integrals of functions are "
+            "symmetric. Leave it away."
+        )
+    if getattr(mol_or_mf, "with_df", None) is not None:
+        return Origin(mol, Space([mol.nao], "ao"), np.arange(mol.nao), None, None, FittedVectors.of(mol_or_mf))
+    functions = AtomicOrbitals.of(mol, tile)
+    return Origin(mol, functions.space, functions.order, functions, None)
+
+
+def _find_spaces(mol: Any, matrices: Sequence[Floats], spaces: Any, tile: int) -> tuple[Space, ...]:
+    """Tiles of the four sets of orbitals."""
+    if spaces is None:
+        made: dict[int, Space] = {}
+        irreps = {id(matrix): None if mol is None else orbital_irreps(mol, matrix) for matrix in matrices}
+        labelled = all(labels is not None for labels in irreps.values())
+        for matrix in matrices:
+            labels = irreps[id(matrix)] if labelled else None
+            made.setdefault(id(matrix), tile_orbitals(matrix.shape[1], tile, labels))
+        return tuple(made[id(matrix)] for matrix in matrices)
+    given = (spaces,) * 4 if isinstance(spaces, Space) else tuple(spaces)
+    sizes = [matrix.shape[1] for matrix in matrices]
+    fitting = len(given) == 4 and all(isinstance(space, Space) for space in given)
+    if not fitting or [space.size for space in given] != sizes:
+        raise InputError(
+            f"spaces={spaces!r:.80} do not fit orbitals of the numbers {sizes}. Expected one Space for all modes or a "
+            "sequence of four, with as many elements. Make them with tw.Space.uniform(number, tile)."
+        )
+    return given
+
+
+def tile_orbitals(count: int, tile: int, irreps: Ints | None) -> Space:
+    """Orbitals in tiles, of one irrep each if irreps are given."""
+    if irreps is None:
+        return Space.uniform(count, tile, "mo")
+    order = np.argsort(irreps, kind="stable")
+    sizes, labels = [], []
+    for irrep, number in zip(*np.unique(irreps, return_counts=True), strict=True):
+        tiles = Space.uniform(int(number), tile).sizes.tolist()
+        sizes += tiles
+        labels += [int(irrep)] * len(tiles)
+    return Space.reordered(Space(sizes, "mo", irrep=labels), order)
+
+
+def _parse_tol(tol: Any) -> float:
+    if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 <= tol < math.inf:
+        raise InputError(f"tol={tol!r} is no tolerance. Expected a number >= 0. Leave it away to make all integrals.")
+    return float(tol)

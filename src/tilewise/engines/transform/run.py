@@ -1,0 +1,436 @@
+"""The schedules of four-index transforms, run: `tilewise.plans.transform.schedules` says what each holds and costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.engines.accounts import Account
+from tilewise.engines.kernels.pairs import Outcomes, Sources
+from tilewise.engines.threads import ThreadsEngine
+from tilewise.engines.transform.passes import Passes
+from tilewise.engines.transform.sources import Source
+from tilewise.engines.transform.stores import Halves, Kept, Panel, Readers, Slab, allocate, release
+from tilewise.engines.transform.team import Alone, Team
+from tilewise.patterns import Pattern
+from tilewise.plans.transform import Problem
+from tilewise.plans.transform.deal import Task
+from tilewise.plans.transform.schedules import Sizes, Variant, pairs_in, pairs_touching
+from tilewise.spaces import Space
+from tilewise.tensors import BlockTensor
+from tilewise.tensors.files import ScratchFile
+from tilewise.tensors.storage import block_norms, checked_norms
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Part = tuple[int, int]
+
+KIND = np.dtype(np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a transform made, and what it took."""
+
+    tensor: BlockTensor
+    """The result."""
+    flops: int
+    """Floating-point operations done."""
+    integrals: int
+    """Elements of A that were made."""
+    peak_bytes: int
+    """The most that was held."""
+    written_bytes: int
+    """Bytes that went to scratch."""
+    read_bytes: int
+    """Bytes that came back from it."""
+    between_bytes: int
+    """Bytes that went from node to node."""
+    seconds: tuple[tuple[str, float], ...]
+    """Time of each stage."""
+
+
+def run_transform(
+    host: ThreadsEngine,
+    problem: Problem,
+    variant: Variant,
+    source: Source,
+    matrices: Sequence[Floats],
+    budget: int,
+    scratch: str | None = None,
+    told: Callable[[int, int], None] | None = None,
+    team: Team | None = None,
+) -> Outcome:
+    """Transform A to orbitals.
+
+    Parameters
+    ----------
+    host : ThreadsEngine
+        Whose workers compute.
+    problem : Problem
+        The pairs of functions and orbitals.
+    variant : Variant
+        The schedule.
+    source : Source
+        Where A comes from.
+    matrices : sequence of four arrays
+        Coefficients (functions, orbitals) of each mode of the result, functions and orbitals in tile order.
+    budget : int
+        Bytes that may be held.
+    scratch : str, optional
+        Folder for what goes to disk.
+    told : callable, optional
+        Called now and then with the flops and the integrals that are done.
+    team : Team, optional
+        Who shares it; this process alone by default.
+    """
+    run = Run(host, problem, variant, source, matrices, Account(budget), scratch, told, team or Alone(problem, host))
+    try:
+        return run.all()
+    finally:
+        run.readers.close()
+
+
+class Run:
+    """One run of one variant, as one of a team does it."""
+
+    def __init__(
+        self,
+        host: ThreadsEngine,
+        problem: Problem,
+        variant: Variant,
+        source: Source,
+        matrices: Sequence[Floats],
+        account: Account,
+        scratch: str | None,
+        told: Callable[[int, int], None] | None,
+        team: Team,
+    ) -> None:
+        self.host, self.problem, self.variant, self.account, self.scratch = host, problem, variant, account, scratch
+        self.team = team
+        self.readers = Readers(source, problem.functions, host.workers)
+        account.take(Sizes(team.deal, host.workers).factors, "The coefficients")
+        self.passes = Passes(host, problem, matrices, account, self._tell)
+        self.result: Result | SpilledResult | None = None
+        self.read_bytes = self.written_bytes = 0
+        self.seconds: dict[str, float] = {}
+        self._told = told
+
+    def all(self) -> Outcome:
+        """Run the schedule."""
+        {
+            "unfused": self._unfused,
+            "fused12-34": self._spilled_pairs if self.variant.spills_halves else self._fused_pairs,
+            "recompute": self._recompute,
+            "fused1234": self._slabs,
+            "fused1234-inner": self._inner_slabs,
+        }[self.variant.schedule]()
+        result = self._result()
+        own = [self.passes.flops, self.readers.made, self.team.between_bytes]
+        counts = self.team.total(np.array(own, np.float64))
+        return Outcome(
+            result.tensor(self.team, self.host),
+            int(counts[0]),
+            int(counts[1]),
+            self.team.most(self.account.peak),
+            self.written_bytes + result.written_bytes,
+            self.read_bytes,
+            int(counts[2]),
+            tuple(self.seconds.items()),
+        )
+
+    @property
+    def _every_row(self) -> Ints:
+        return np.arange(self.problem.functions.count)
+
+    @property
+    def _every_tile(self) -> Part:
+        return 0, self.problem.first.spaces[self.problem.lead(self.problem.first)].ntiles
+
+    # Schedules
+
+    def _unfused(self) -> None:
+        self._steps(self._every_row, None, first=True, last=True)
+
+    def _slabs(self) -> None:
+        self._result()
+        parts = self.variant.parts
+        for part in parts:
+            rows = pairs_touching(self.problem.functions, part)
+            self._steps(rows, part, first=part == parts[0], last=part == parts[-1])
+
+    def _inner_slabs(self) -> None:
+        self._result()
+        parts = self.variant.parts
+        for part in parts:
+            rows = pairs_touching(self.problem.functions, part)
+            halves = self._first_half(Panel(self.readers, self.account), rows, self._every_tile)
+            self._second_half(halves, part, first=part == parts[0], last=part == parts[-1])
+
+    def _fused_pairs(self) -> None:
+        halves = self._first_half(self._integrals(), self._every_row, self._every_tile)
+        self._second_half(halves, None, first=True, last=True)
+
+    def _recompute(self) -> None:
+        self._result()
+        for part in self.variant.parts:
+            halves = self._first_half(Panel(self.readers, self.account), self._every_row, part)
+            self._second_half(halves, None, first=True, last=True)
+
+    def _spilled_pairs(self) -> None:
+        problem, account = self.problem, self.account
+        pairs = Space(problem.functions.sizes), Space(problem.first.sizes)
+        file = ScratchFile(Pattern.dense(pairs), KIND, self.scratch)
+        integrals = self._integrals()
+        data = allocate(account, problem.functions.largest * problem.first.elements, "A part of O2")
+        tasks = self.team.deal.tasks(self._every_row, self._every_tile)
+        room = self.passes.first_room(max((self.passes.orbitals(task) for task in tasks), default=0))
+        for task in tasks:
+            halves = Halves(problem, np.array([task.row]), np.arange(problem.first.count), data)
+            sources = self._sources(integrals, task.row)
+            with self._timed("first half"):
+                self.passes.first_half(task, sources, halves, room)
+            with self._timed("to scratch"):
+                self._write_row(file, halves, task.row)
+        self.passes.release(room)
+        integrals.close()
+        release(account, data)
+        del data, halves, room
+        self._second_half_of(file)
+
+    # Halves
+
+    def _tasks(self, rows: Ints, part: Part) -> tuple[list[Task], Ints, Ints]:
+        """The tasks of this rank, pairs of orbitals, and the owner of each block of O2."""
+        tasks, columns = self.team.deal.tasks(rows, part), pairs_in(self.problem, part)
+        owner = self.team.deal.half_owner(tasks, rows, columns)
+        return [task for task in tasks if task.rank == self.team.rank], columns, owner
+
+    def _integrals(self) -> Kept | Panel:
+        """A, kept or made when it is needed."""
+        store = (Kept if self.variant.keeps else Panel)(self.readers, self.account)
+        with self._timed("integrals"):
+            store.fill(self._tell)
+        return store
+
+    def _sources(self, integrals: Kept | Panel | Slab, row: int) -> Sources:
+        with self._timed("integrals"):
+            return integrals.sources(row, self.problem.sign)
+
+    def _first_half(self, integrals: Kept | Panel, rows: Ints, part: Part) -> Halves:
+        """O2 of some pairs, where this rank can read what it needs; the integrals are let go."""
+        tasks, columns, owner = self._tasks(rows, part)
+        halves = self.team.new_halves(rows, columns, owner, self.account)
+        room = self.passes.first_room(max((self.passes.orbitals(task) for task in tasks), default=0))
+        for row, group in groupby(tasks, key=lambda task: task.row):
+            sources = self._sources(integrals, row)
+            with self._timed("first half"):
+                for task in group:
+                    self.passes.first_half(task, sources, halves, room)
+        self.passes.release(room)
+        integrals.close()
+        return self._exchanged(halves)
+
+    def _exchanged(self, halves: Halves) -> Halves:
+        with self._timed("exchange"):
+            return self.team.exchange(halves, self.account)
+
+    def _own_pairs(self, columns: Ints) -> list[int]:
+        """Pairs of leading orbitals that this rank has."""
+        found: list[int] = columns[self.team.deal.column_owner[columns] == self.team.rank].tolist()
+        return found
+
+    def _second_half(self, halves: Halves, part: Part | None, *, first: bool, last: bool) -> None:
+        """C for the pairs of orbitals of O2, or what some functions l add to it; O2 is let go."""
+        factors, result = self.passes.second_factors(part), self._result()
+        room = self.passes.second_room(factors)
+        for pair in self._own_pairs(halves.columns):
+            with self._timed("second half"):
+                outcomes = result.outcomes(self.passes, pair, 0.0 if first else 1.0, final=last)
+                squares = self.passes.second_half(pair, halves.sources(pair, part), factors, room, outcomes)
+                result.note(pair, squares, final=last)
+        self.passes.release(room)
+        self.team.drop_halves(halves, self.account)
+
+    def _second_half_of(self, file: ScratchFile) -> None:
+        """C from O2 in a file."""
+        problem, account = self.problem, self.account
+        tensor = file.tensor(self.host)
+        data = allocate(account, problem.functions.elements * problem.first.largest, "A part of O2")
+        factors, result = self.passes.second_factors(None), self._result()
+        room = self.passes.second_room(factors)
+        for pair in range(problem.first.count):
+            halves = Halves(problem, self._every_row, np.array([pair]), data)
+            with self._timed("from scratch"):
+                blocks = [(row * problem.first.count + pair, halves.block(row, pair)) for row in halves.rows.tolist()]
+                self.readers.run(partial(tensor.storage.read, number, block) for number, block in blocks)
+                self.read_bytes += sum(block.nbytes for _, block in blocks)
+            with self._timed("second half"):
+                outcomes = result.outcomes(self.passes, pair, 0.0, final=True)
+                squares = self.passes.second_half(pair, halves.sources(pair), factors, room, outcomes)
+            with self._timed("to scratch"):
+                result.note(pair, squares, final=True)
+        self.passes.release(room)
+        release(account, data)
+
+    def _write_row(self, file: ScratchFile, halves: Halves, row: int) -> None:
+        blocks = [(row * len(halves.columns) + column, halves.block(row, column)) for column in halves.columns.tolist()]
+        self.readers.run(partial(file.write, number, block, np.inf) for number, block in blocks)
+        self.written_bytes += sum(block.nbytes for _, block in blocks)
+
+    # Steps
+
+    def _steps(self, rows: Ints, part: Part | None, *, first: bool, last: bool) -> None:
+        """All four steps one after the other, for the matrices of some rows."""
+        tasks, columns, owner = self._tasks(rows, self._every_tile)
+        kept = self._first_step(tasks, part)
+        halves = self.team.new_halves(rows, columns, owner, self.account)
+        self._second_step(tasks, halves, kept)
+        kept.clear()
+        self._last_steps(self._exchanged(halves), part, first=first, last=last)
+
+    def _second_step(self, tasks: list[Task], halves: Halves, kept: list[Floats]) -> None:
+        """O2 of some tasks from their O1, which the caller drops."""
+        with self._timed("step 2"):
+            room = self.passes.step_room(0, last=False)
+            for task, intermediate in zip(tasks, kept, strict=True):
+                self.passes.second_step(task, halves, room, intermediate)
+        release(self.account, *kept)
+
+    def _first_step(self, tasks: list[Task], part: Part | None) -> list[Floats]:
+        """O1 of some tasks; the integrals are let go."""
+        problem, account, passes = self.problem, self.account, self.passes
+        if part is None:
+            integrals: Kept | Panel | Slab = self._integrals()
+        else:
+            integrals = Slab(self.readers, account, np.unique([task.row for task in tasks]).astype(np.int64))
+            with self._timed("integrals"):
+                integrals.fill(self._tell)
+        rows = problem.functions.sizes
+        kept = [allocate(account, int(rows[task.row]) * passes.orbitals(task) * problem.size, "O1") for task in tasks]
+        room = passes.step_room(problem.size, last=False)
+        for row, group in groupby(zip(tasks, kept, strict=True), key=lambda each: each[0].row):
+            sources = self._sources(integrals, row)
+            with self._timed("step 1"):
+                for task, intermediate in group:
+                    passes.first_step(task, sources, room, intermediate)
+        passes.release(room)
+        integrals.close()
+        return kept
+
+    def _last_steps(self, halves: Halves, part: Part | None, *, first: bool, last: bool) -> None:
+        """The third and the fourth step, one after the other; O2 is let go between them."""
+        account, passes, unique = self.account, self.passes, self.problem.first.unique
+        factors = passes.second_factors(part)
+        wide = factors.second.shape[0]
+        pairs = self._own_pairs(halves.columns)
+        length = factors.first.shape[1] * wide
+        kept = [allocate(account, int(unique[pair]) * length, "O3") for pair in pairs]
+        with self._timed("step 3"):
+            room = passes.step_room(wide, last=False)
+            for pair, intermediate in zip(pairs, kept, strict=True):
+                passes.third_step(pair, halves.sources(pair, part), factors, room, intermediate)
+            passes.release(room)
+        self.team.drop_halves(halves, account)
+        del halves
+        result = self._result()
+        with self._timed("step 4"):
+            room = passes.step_room(wide, last=True)
+            for pair, intermediate in zip(pairs, kept, strict=True):
+                outcomes = result.outcomes(passes, pair, 0.0 if first else 1.0, final=last)
+                result.note(pair, passes.fourth_step(pair, factors, room, outcomes, intermediate), final=last)
+            passes.release(room)
+        release(account, *kept)
+
+    # The rest
+
+    def _result(self) -> Result | SpilledResult:
+        """Where C goes, made when it is first asked for."""
+        if self.result is None:
+            spills = self.variant.spills_result
+            self.result = (
+                SpilledResult(self.problem, self.account, self.readers, self.scratch)
+                if spills
+                else Result(self.problem, self.team, self.account)
+            )
+        return self.result
+
+    def _tell(self) -> None:
+        if self._told is not None:
+            self._told(self.passes.flops, self.readers.made)
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - begin
+
+
+class Result:
+    """C in memory."""
+
+    written_bytes = 0
+
+    def __init__(self, problem: Problem, team: Team, account: Account) -> None:
+        self.problem, self.arena = problem, team.new_result(account)
+        self.squares = np.zeros(problem.result.nnz_blocks)
+
+    def outcomes(self, passes: Passes, pair: int, beta: float, *, final: bool) -> Outcomes:
+        """Where the blocks of a leading pair go."""
+        starts = self.arena.offsets[self.problem.blocks_of(pair)]
+        return passes.result_outcomes(pair, self.arena.data, starts, beta, final=final)
+
+    def note(self, pair: int, squares: Floats, *, final: bool) -> None:
+        """Take notice of the sums of squares of blocks that are done."""
+        if final:
+            self.squares[self.problem.blocks_of(pair)] = squares
+
+    def tensor(self, team: Team, host: ThreadsEngine) -> BlockTensor:
+        """The result with its norms."""
+        pattern, own = self.problem.result, np.zeros(self.problem.result.nnz_blocks)
+        own[self.arena.rows] = checked_norms(self.squares[self.arena.rows], self.arena, self.arena.rows)
+        known = Pattern.trusted(pattern.spaces, pattern.index, team.total(own), pattern.symmetry)
+        return team.finish(BlockTensor(known, self.arena, host))
+
+
+class SpilledResult:
+    """C in a file, of which the blocks of one leading pair are in memory at a time."""
+
+    def __init__(self, problem: Problem, account: Account, readers: Readers, scratch: str | None) -> None:
+        self.problem, self.readers = problem, readers
+        self.file = ScratchFile(problem.result, KIND, scratch)
+        most = int((problem.first.sizes * problem.partners).max(initial=0))
+        self.data = allocate(account, most, "A part of the result")
+        self.written_bytes = 0
+
+    def outcomes(self, passes: Passes, pair: int, beta: float, *, final: bool) -> Outcomes:
+        """Where the blocks of a leading pair go."""
+        return passes.result_outcomes(pair, self.data, self._starts(pair), beta, final=final)
+
+    def _starts(self, pair: int) -> Ints:
+        sizes = self.problem.result.block_sizes[self.problem.blocks_of(pair)]
+        starts: Ints = np.cumsum(sizes) - sizes
+        return starts
+
+    def note(self, pair: int, squares: Floats, *, final: bool) -> None:
+        """Write the blocks of a pair."""
+        blocks, starts = self.problem.blocks_of(pair), self._starts(pair)
+        norms = block_norms(self.data[: int(self.problem.result.block_sizes[blocks].sum())], starts)
+        ends = starts + self.problem.result.block_sizes[blocks]
+        places = zip(blocks.tolist(), starts.tolist(), ends.tolist(), norms.tolist(), strict=True)
+        self.readers.run(partial(self.file.write, block, self.data[a:b], norm) for block, a, b, norm in places)
+        self.written_bytes += 8 * int(ends[-1]) if len(ends) else 0
+
+    def tensor(self, team: Team, host: ThreadsEngine) -> BlockTensor:
+        """The result, which stays in the file."""
+        self.data = np.empty(0)
+        return team.finish(self.file.tensor(host))
