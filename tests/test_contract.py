@@ -470,6 +470,9 @@ class Forbidden:
     def agree(self, work: Callable[[], Result], *, once: bool = False) -> Result | None:
         raise AssertionError
 
+    def of_first(self, value: Result) -> Result:
+        raise AssertionError
+
     def abandon(self, error: BaseException, message: str = "") -> None:
         raise AssertionError
 

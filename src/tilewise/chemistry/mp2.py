@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tilewise.chemistry.integrals import AtomicOrbitals, Screened, coulomb_integrals, screen_coulomb
 from tilewise.chemistry.orbitals import ClosedShell, Frozen, parse_closed_shell
 from tilewise.contract import dot, einsum, execute, plan
+from tilewise.engines.base import current_engine
 from tilewise.errors import InputError
 from tilewise.factories import from_dense
 from tilewise.plans import Plan, Program
@@ -115,7 +116,9 @@ class MP2:
         return self._plan
 
     def kernel(self) -> tuple[float, BlockTensor]:
-        """Compute the correlation energy and the amplitudes."""
+        """Compute the correlation energy and the amplitudes; ranks take the orbitals of the first one."""
+        self._orbitals = self._orbitals.of_first(current_engine())
+        self.e_hf = self._orbitals.e_tot
         made = self.plan()
         self._say(f"AO integrals: {made.operands[0]!r}")
         integrals = coulomb_integrals(self._functions, self._screen())

@@ -11,10 +11,15 @@ import numpy.typing as npt
 
 from tilewise.errors import InputError
 from tilewise.spaces.integers import parse_integer, parse_integers
+from tilewise.tensors import Engine
 
 __all__ = ["ClosedShell", "named_orbitals", "parse_closed_shell", "parse_frozen"]
 
 _Floats = npt.NDArray[np.float64]
+
+_SAME_ENERGY = 1e-5
+"""Energies of mean fields of the same molecule differ by less, in hartree."""
+
 Frozen = int | Sequence[int] | npt.NDArray[np.integer[Any]] | None
 
 
@@ -34,6 +39,22 @@ class ClosedShell:
     """Orbital energies, in hartree."""
     e_tot: float
     """Energy of the mean field, in hartree."""
+
+    def of_first(self, engine: Engine) -> ClosedShell:
+        """The orbitals of the first rank, on every rank: those of the same energy are not the same everywhere.
+
+        Each rank has solved its mean field by itself, and orbitals have no sign of their own.
+        """
+        given = (self.occupied, self.virtual, self.occupied_energies, self.virtual_energies, self.e_tot)
+        found = engine.of_first(given)
+        own, first = ([part.shape for part in each[:4]] for each in (given, found))
+        if own != first or abs(self.e_tot - found[4]) > _SAME_ENERGY:
+            raise InputError(
+                f"The mean field of this rank has the energy {self.e_tot:.8f} and {own[0][1]} + {own[1][1]} orbitals. "
+                f"Expected the same on every rank; the first one has {found[4]:.8f} and {first[0][1]} + {first[1][1]}. "
+                "Converge it tighter, or solve it on one rank and give it to the others."
+            )
+        return ClosedShell(self.mol, *found)
 
 
 def parse_closed_shell(mf: Any, frozen: Frozen) -> ClosedShell:

@@ -208,6 +208,10 @@ class Runner(Engine, Protocol):
         """Nobody else has to."""
         return work()
 
+    def of_first(self, value: Result) -> Result:
+        """There is no other."""
+        return value
+
     @property
     def replicates(self) -> bool:
         """One process has everything."""

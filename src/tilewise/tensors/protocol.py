@@ -57,6 +57,9 @@ class Engine(Protocol):
     def agree(self, work: Callable[[], Result], *, once: bool = False) -> Result | None:
         """Have every process do something, or the first one; if one fails, all raise its error."""
 
+    def of_first(self, value: Result) -> Result:
+        """What the first process has, on every process: what each worked out for itself may differ."""
+
     def abandon(self, error: BaseException, message: str = "") -> None:
         """Told that this process gives up, so that no other waits for it; the message is for people."""
 

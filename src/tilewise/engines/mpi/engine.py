@@ -116,6 +116,10 @@ class MpiEngine(Hosted):
         """Have every rank do something, or the first one; if one fails, all raise its error."""
         return self.world.agree(work, once=once)
 
+    def of_first(self, value: Result) -> Result:
+        """What the first rank has, on every rank."""
+        return self.world.of_first(value)
+
     def abandon(self, error: BaseException, message: str = "") -> None:
         """End all ranks because this one leaves: alone, it would have the others wait for it."""
         if self.world.size > 1:

@@ -156,6 +156,12 @@ class World:
         with self.calling:
             return list(self.everyone.allgather(value))
 
+    def of_first(self, value: Result) -> Result:
+        """What the first rank has, on every rank."""
+        with self.calling:
+            found: Result = self.everyone.bcast(value)
+        return found
+
     def sum(self, values: Array) -> Array:
         """Sums over all ranks, on every rank."""
         found = np.empty_like(values)
