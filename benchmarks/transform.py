@@ -1,13 +1,15 @@
 """Four-index transforms from a molecule to all orbitals: time against PySCF, memory against the plan.
 
-    python benchmarks/transform.py [--part time|memory|nwchem|all] [--threads 2] [--reps 3] [--only REGEX]
+    python benchmarks/transform.py [--part time|memory|limit|nwchem|all] [--threads 2] [--reps 3] [--only REGEX]
 
 `time`: integrals made on the fly and included. Every contender is a process of its own; they take turns. PySCF's
-in-core way is ``mol.intor("int2e", aosym="s8")`` and ``ao2mo.kernel``, its other one ``ao2mo.outcore``; both with the system's
-OpenBLAS put before the one in PySCF's wheel, and with a core type that suits the processor (peers/fair_blas.py). Ours
-runs with free memory, and within what PySCF's out-of-core transform took.
+in-core way is ``mol.intor("int2e", aosym="s8")`` and ``ao2mo.kernel``, its other one ``ao2mo.outcore``. Both have the
+system's OpenBLAS put before the one in PySCF's wheel, with a core type that suits the processor (peers/fair_blas.py),
+and one thread in each of its calls, since PySCF calls it from threads of its own. Ours runs with free memory, and
+within what PySCF's out-of-core transform took.
 `memory`: growth of resident memory for every schedule, three sizes, against the plan's peak (Linux).
-`nwchem`: NWChem's transform, where it is installed.
+`limit`: a transform that the unfused schedule cannot do within a budget, in a control group that keeps it.
+`nwchem`: NWChem's transform of benzene, where it is installed.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from memory import growth_of
+from out_of_core import limited
 from peers.fair_blas import system_blas
 from tables import markdown
 from timing import spread
@@ -129,7 +132,7 @@ def pyscf_out_of_core(mol: Any, orbitals: Any, memory: int | None, threads: int)
         path = os.path.join(folder, "integrals.h5")
         if os.path.exists(path):
             os.remove(path)
-        ao2mo.outcore.kernel(mol, orbitals, path, verbose=0)
+        ao2mo.outcore.full(mol, orbitals, path, verbose=0)
         return path
 
     def look(path: str) -> Any:
@@ -178,7 +181,8 @@ class Contender:
         command += ["--threads", str(threads)] + ([] if memory is None else ["--memory", str(memory)])
         environment = dict(os.environ, OMP_NUM_THREADS=str(threads), OPENBLAS_NUM_THREADS=str(threads))
         if name != "ours":
-            environment |= dict(system_blas().environment)
+            # PySCF calls BLAS from threads of its own: more threads in each call would only be in each other's way.
+            environment |= {**system_blas().environment, "OPENBLAS_NUM_THREADS": "1"}
             if OPENBLAS.exists():
                 environment["LD_PRELOAD"] = str(OPENBLAS)
         self.process = subprocess.Popen(
@@ -282,7 +286,14 @@ def grow(args: argparse.Namespace) -> None:
     atoms, basis = json.loads(args.molecule)
     with tw.engine("threads", workers=args.threads):
         Transform(*molecule("He 0 0 0; He 0 0 2", "cc-pvdz"), schedule=args.schedule, tile=4).kernel()
-        job = Transform(*molecule(atoms, basis), schedule=args.schedule, tile=24, memory=args.memory)
+        problem = molecule(atoms, basis)
+        memory = None
+        if args.schedule in ("recompute", "fused1234", "fused1234-inner"):  # with little memory, several parts
+            try:
+                Transform(*problem, schedule=args.schedule, tile=24, memory=1).plan()
+            except tw.MemoryBudgetError as error:
+                memory = int(1.2 * error.least_bytes)
+        job = Transform(*problem, schedule=args.schedule, tile=24, memory=memory)
         plan = job.plan()
         measured = growth_of(job.kernel)
     print(json.dumps({"projected": plan.peak_bytes, "measured": measured, "how": str(plan.variant)}))
@@ -318,10 +329,101 @@ def part_memory(args: argparse.Namespace) -> None:
     print(markdown(("schedule", "how", "aug-cc-pVDZ", "projected MB", "measured MB", "measured / projected"), rows))
 
 
+# ---- NWChem ----
+
+
+def nwchem_seconds(threads: int) -> float | None:
+    """Wall time of the transform in NWChem's tensor contraction engine for benzene/cc-pVDZ; None if it is not there."""
+    launcher = shutil.which("mpirun")
+    if launcher is None or shutil.which("nwchem") is None:
+        return None
+    lines = ["start benzene", "memory total 4000 mb", "geometry units angstrom noautosym", benzene(), "end"]
+    lines += [
+        "basis spherical",
+        "* library cc-pvdz",
+        "end",
+        "tce",
+        "2eorb",
+        "2emet 13",
+        "mp2",
+        "end",
+        "task tce energy",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "benzene.nw").write_text("\n".join(lines) + "\n")
+        command = [launcher, "--allow-run-as-root", "-n", str(threads), "nwchem", "benzene.nw"]
+        environment = {**os.environ, **system_blas().environment, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+    found = re.search(r"4-electron integrals stored.*?wall time / sec\s+[\d.]+\s+([\d.]+)", done.stdout, re.DOTALL)
+    return float(found.group(1)) if found else None
+
+
+def part_nwchem(args: argparse.Namespace) -> None:
+    """NWChem's transform against ours, one after the other."""
+    seconds = nwchem_seconds(args.threads)
+    if seconds is None:
+        print("NWChem is not installed, or did not run.")
+        return
+    process = Contender("ours", benzene(), "cc-pvdz", args.threads)
+    own = spread([process.ask("run")["seconds"] for _ in range(args.reps)])
+    process.close()
+    print(
+        f"Benzene/cc-pVDZ, all orbitals: NWChem (TCE, 2emet 13, {args.threads} ranks) {seconds:.1f} s, ours "
+        f"{own.median:.2f} s ({own.low:.2f} to {own.high:.2f}): {own.median / seconds:.2f} of it."
+    )
+
+
+# ---- a hard limit ----
+
+
+def confine(args: argparse.Namespace) -> None:
+    """Transform where the unfused schedule cannot, in a control group that ends this process should it grow more."""
+    import tilewise as tw
+    from tilewise.chemistry import Transform, pack_integrals
+
+    mol, orbitals = molecule(benzene(), "cc-pvdz")
+    with tw.engine("threads", workers=args.threads):
+        Transform(*molecule("He 0 0 0; He 0 0 2", "cc-pvdz"), schedule="fused1234-inner", tile=4).kernel()
+        try:
+            Transform(mol, orbitals, schedule="fused1234-inner", tile=16, memory=1).plan()
+        except tw.MemoryBudgetError as error:
+            budget = int(1.1 * error.least_bytes)
+        try:
+            Transform(mol, orbitals, schedule="unfused", tile=16, memory=budget).plan()
+            refused = 0
+        except tw.MemoryBudgetError as error:
+            refused = error.least_bytes
+        job = Transform(mol, orbitals, schedule="fused1234-inner", tile=16, memory=budget)
+        job.plan()
+        with limited(int((1 + WITHIN) * budget)) as limit:
+            measured = growth_of(job.kernel)
+    assert job.tensor is not None
+    found = pack_integrals(job.tensor)[:CHECKS, :CHECKS]
+    exact = np.array(pyscf_in_core(mol, orbitals, None, args.threads)[0]())[:CHECKS, :CHECKS]
+    answer = {"budget": budget, "refused": refused, "measured": measured, "limit": limit}
+    print(json.dumps(answer | {"how": str(job.plan().variant), "error": float(np.abs(found - exact).max())}))
+
+
+def part_limit(args: argparse.Namespace) -> None:
+    """Benzene/cc-pVDZ within a budget and a control group in which the unfused schedule cannot run."""
+    command = [sys.executable, __file__, "--confine", "--threads", str(args.threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"The transform in a control group failed ({done.returncode}): {done.stderr.strip()[-400:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    met = found["refused"] > found["budget"] and found["measured"] <= (1 + WITHIN) * found["budget"]
+    print(
+        f"Benzene/cc-pVDZ, budget {found['budget'] * 1e-6:.0f} MB: unfused is refused, it needs "
+        f"{found['refused'] * 1e-6:.0f} MB; fused1234-inner ({found['how']}) grew by {found['measured'] / 1e6:.0f} MB; "
+        f"control group of 1.1 times the budget: {found['limit']}; largest difference from PySCF {found['error']:.0e}: "
+        f"{'met' if met and found['error'] < 1e-10 else 'NOT MET'}"
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--part", choices=("time", "memory", "all"), default="all")
+    parser.add_argument("--part", choices=("time", "memory", "limit", "nwchem", "all"), default="all")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--only", default="", help="problems of `time` whose names match")
@@ -329,13 +431,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--molecule", help=argparse.SUPPRESS)
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--schedule", help=argparse.SUPPRESS)
+    parser.add_argument("--confine", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.worker:
         serve(args)
     elif args.schedule:
         grow(args)
+    elif args.confine:
+        confine(args)
     else:
-        for name, part in (("time", part_time), ("memory", part_memory)):
+        for name, part in (
+            ("time", part_time),
+            ("memory", part_memory),
+            ("limit", part_limit),
+            ("nwchem", part_nwchem),
+        ):
             if args.part in (name, "all"):
                 print(f"## {name}\n")
                 part(args)

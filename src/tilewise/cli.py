@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import tilewise as tw
-from tilewise.errors import InputError, TilewiseError
+from tilewise.errors import InputError, StorageError, TilewiseError
 from tilewise.machine import Machine
 from tilewise.reports.host import describe_host, host_report, version_of
 from tilewise.reports.tables import print_report, show
 from tilewise.tensors import Engine
+from tilewise.tensors.drafts import draft
 
 if TYPE_CHECKING:
     from tilewise.chemistry.energy import EnergyResult
@@ -190,6 +197,12 @@ def _add_transform(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--schedule", default="auto", help="auto, or one that the plan lists (default: %(default)s)")
     parser.add_argument("--memory", metavar="SIZE", help="most that the transform may add, such as 4GB")
     parser.add_argument("--scratch", type=Path, metavar="DIR", help="folder for what does not fit")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="keep what is done, so that the same command goes on from there if it is killed; removed at the end",
+    )
     parser.add_argument("--tol", type=float, help="largest Frobenius error of the result")
     parser.add_argument("--tile", type=int, metavar="N", help="functions or orbitals of a tile")
     parser.add_argument("--workers", type=int, metavar="N", help="threads (default: all cores)")
@@ -200,11 +213,13 @@ def _add_transform(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _transform(args: argparse.Namespace) -> int:
-    from tilewise.chemistry.four_index import Transform
+    from tilewise.chemistry.four_index import Transform, checkpoint_for
     from tilewise.chemistry.orbitals import named_orbitals
 
     _check_folder(args.out, "--out")
     with _ranks(args) as engine:
+        if args.checkpoint is not None:
+            args.checkpoint = checkpoint_for(engine, args.checkpoint)
         say = _say if engine.rank == 0 else _say_nothing
         mf = _mean_field(args, say)
         options = {} if args.tile is None else {"tile": args.tile}
@@ -216,6 +231,7 @@ def _transform(args: argparse.Namespace) -> int:
             scratch=args.scratch,
             tol=args.tol,
             progress=say,
+            checkpoint=args.checkpoint,
             **options,
         )
         plan = job.plan()
@@ -223,6 +239,8 @@ def _transform(args: argparse.Namespace) -> int:
             result = job.kernel()
             if args.out is not None:
                 result.save(args.out)
+            if args.checkpoint is not None:
+                _orbital_file(args.checkpoint).unlink(missing_ok=True)
         if engine.rank == 0:
             print(plan.explain())
             if not args.plan:
@@ -238,8 +256,47 @@ def _mean_field(args: argparse.Namespace, say: Callable[[str], None]) -> Any:
     geometry = read_xyz(args.molecule)
     check_electrons(geometry, args.charge, 0)
     mol = make_molecule(geometry, args.basis, args.charge, symmetry=args.symmetry)
+    kept = None if args.checkpoint is None else _orbital_file(args.checkpoint)
+    if kept is not None and kept.exists():
+        say(f"Hartree-Fock: orbitals from {kept}")
+        return _read_orbitals(kept, mol)
     say(f"Hartree-Fock: {geometry.natoms} atoms, {mol.nao} functions, {mol.nelectron} electrons")
-    return hartree_fock(mol)
+    mf = hartree_fock(mol)
+    if kept is not None and not args.plan:
+        _write_orbitals(kept, mf)
+    return mf
+
+
+def _orbital_file(checkpoint: Path) -> Path:
+    """Where the orbitals of a transform are: a second Hartree-Fock gives others, by rounding and by signs."""
+    return checkpoint.with_name(f"{checkpoint.name}.orbitals")
+
+
+def _digest_molecule(mol: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    summary = hashlib.blake2b(f"{mol.cart} {mol.nelectron} {mol.spin} {mol.groupname}".encode())
+    for table in (mol._atm, mol._bas, mol._env, mol._ecpbas):
+        summary.update(np.ascontiguousarray(table).tobytes())
+    return np.frombuffer(summary.digest(), np.uint8)
+
+
+def _write_orbitals(path: Path, mf: Any) -> None:
+    with draft(path) as handle, os.fdopen(os.dup(handle), "wb") as stream:
+        np.savez(stream, molecule=_digest_molecule(mf.mol), mo_coeff=mf.mo_coeff, mo_occ=mf.mo_occ)
+
+
+def _read_orbitals(path: Path, mol: Any) -> Any:
+    """What `_write_orbitals` wrote, for the same molecule."""
+    remedy = f"Remove it and {path.stem}, or name another with --checkpoint."
+    try:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            found, coefficients, occupations = (arrays[name] for name in ("molecule", "mo_coeff", "mo_occ"))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise StorageError(
+            f"{path} cannot be read: {error}. Expected orbitals as they were written. {remedy}"
+        ) from error
+    if not np.array_equal(found, _digest_molecule(mol)):
+        raise InputError(f"{path} has the orbitals of another molecule or basis. Expected those of this one. {remedy}")
+    return SimpleNamespace(mol=mol, mo_coeff=coefficients, mo_occ=occupations)
 
 
 def _print_transform(args: argparse.Namespace, result: tw.BlockTensor) -> None:

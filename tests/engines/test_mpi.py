@@ -60,10 +60,19 @@ def test_ranks_share_as_planned_on_all_nodes_and_with_threads(
     pytest_passes(count, *SHARING)
 
 
-@pytest.mark.parametrize(("count", "nodes"), [(1, "all"), (2, "all 1"), (3, "all"), (4, "2")])
+@pytest.mark.parametrize(
+    ("count", "nodes"), [(2, "all 1"), (4, "2"), *(pytest.param(n, "all", marks=pytest.mark.slow) for n in (1, 3))]
+)
 def test_ranks_share_transforms(count: int, nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWISE_TEST_NODES", nodes)
     pytest_passes(count, str(TRANSFORMS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "nodes"), [(1, "all"), (2, "all 1"), (4, "all 2")])
+def test_ranks_share_transforms_of_larger_molecules(count: int, nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWISE_TEST_NODES", nodes)
+    pytest_passes(count, str(TRANSFORMS), "-m", "slow")
 
 
 @pytest.mark.parametrize("per_node", [2, pytest.param(1, marks=pytest.mark.slow)])

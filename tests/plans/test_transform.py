@@ -93,11 +93,11 @@ def test_flops_with_spatial_symmetry() -> None:
 
 def test_leading_terms() -> None:
     """3 n^5 without fusion and 4.5 n^5 with l by itself, n functions and n orbitals."""
-    size = 120
+    size = 60
     problem = uniform(size, 1)
     slabs = tuple((tile, tile + 1) for tile in range(size))
-    assert cost_of(problem, Variant("unfused"), 1).flops / size**5 == pytest.approx(3.0, rel=0.02)
-    assert cost_of(problem, Variant("fused1234", parts=slabs), 1).flops / size**5 == pytest.approx(4.5, rel=0.02)
+    assert cost_of(problem, Variant("unfused"), 1).flops / size**5 == pytest.approx(3.0, rel=0.04)
+    assert cost_of(problem, Variant("fused1234", parts=slabs), 1).flops / size**5 == pytest.approx(4.5, rel=0.04)
 
 
 # ---- live sets ----
@@ -118,8 +118,9 @@ def by_hand(size: int, tile: int, schedule: str, count: int = 1) -> int:
         words = max(a + o2 + both, o2 + c + both)
     elif schedule == "recompute":
         assert count == tiles
-        last = tiles * tile**2  # pairs whose larger tile is the last one
-        words = max(a + pairs * last + square + WORKERS * tile * n, pairs * last + both) + c
+        largest, other = pairs * tiles * tile**2, pairs * (tiles - 1) * tile**2  # the first pass has no result yet
+        room = square + WORKERS * tile * n
+        words = max(a + largest + room, largest + both + c, a + other + room + c)
     else:
         rows = n * tile - tile * (tile - 1) // 2  # (k, l) with l in a tile, those with k in it once
         half, wide = rows * stored, WORKERS * BATCH * n * tile
@@ -241,7 +242,8 @@ def test_more_ranks_hold_less_and_do_the_same(schedule: str) -> None:
     peaks = [cost.peak_bytes for cost in costs]
     assert peaks == sorted(peaks, reverse=True)
     assert costs[0].between_bytes == costs[1].between_bytes == 0 < costs[2].between_bytes < costs[3].between_bytes
-    assert all(cost.imbalance < 1.5 for cost in costs)
+    # A pass of `recompute` has one tile of orbitals here, so that few pairs are left for each rank.
+    assert all(1 <= cost.imbalance < (4 if schedule == "recompute" else 1.5) for cost in costs)
 
 
 def test_orbitals_are_cut_where_pairs_of_functions_are_too_few() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +26,29 @@ from tilewise.chemistry.integrals import (
 from tilewise.contract import find_engine
 from tilewise.engines.threads import ThreadsEngine, hosting
 from tilewise.engines.transform import Outcome, Source, make_team, run_transform
+from tilewise.engines.transform.checkpoint import (
+    Heading,
+    digest_transform,
+    open_checkpoint,
+    parse_checkpoint,
+    read_variant,
+)
 from tilewise.engines.transform.fitted import run_fitted
-from tilewise.errors import InputError
+from tilewise.errors import InputError, MemoryBudgetError
 from tilewise.plans.budget import is_asked, parse_memory
-from tilewise.plans.transform import Measured, Problem, Rates, TilePairs, TransformPlan, Variant, plan_transform
+from tilewise.plans.explain import bytes_text
+from tilewise.plans.transform import (
+    SCHEDULES,
+    Measured,
+    Problem,
+    Rates,
+    TilePairs,
+    TransformPlan,
+    Variant,
+    plan_transform,
+)
 from tilewise.plans.transform.fitted import FITTED, FittedSizes
-from tilewise.plans.transform.schedules import Candidate
+from tilewise.plans.transform.schedules import Candidate, cost_of
 from tilewise.spaces import Space
 from tilewise.spaces.integers import parse_integer
 from tilewise.tensors import BlockTensor, Engine
@@ -49,6 +69,12 @@ GEMM_EDGE = 256
 EFFICIENCY = 0.7
 """What of that rate a transform reaches: its matrices are put together first."""
 
+WHOLE = 1 << 22
+"""Elements up to which an array is told from others by all of them."""
+
+SAMPLES = 16
+"""Blocks by which a larger one is."""
+
 TILE = 32
 """About how many functions or orbitals a tile holds: enough for fast products, few enough to spare half of them."""
 
@@ -66,6 +92,7 @@ def transform(
     tile: int = TILE,
     antisymmetric: bool = False,
     progress: Callable[[str], None] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> BlockTensor:
     """Transform two-electron integrals to orbitals.
 
@@ -99,6 +126,11 @@ def transform(
         Whether an array changes its sign when p and q, or r and s, are exchanged.
     progress : callable, optional
         Called with a line of text now and then; ``print`` writes it.
+    checkpoint : str or Path, optional
+        A file that keeps what is done, on a disk with room for the half-transformed integrals and the result, or for
+        the result twice with ``fused1234``. If the job is killed, the same call goes on from there, by the schedule it
+        was begun with, to the same bits; the file is removed at the end. An array with many elements is known by some
+        of them. Not for fitted integrals or several ranks.
 
     Returns
     -------
@@ -127,6 +159,7 @@ def transform(
         tile=tile,
         antisymmetric=antisymmetric,
         progress=progress,
+        checkpoint=checkpoint,
     )
     return job.kernel()
 
@@ -163,6 +196,7 @@ class Transform:
         tile: int = TILE,
         antisymmetric: bool = False,
         progress: Callable[[str], None] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:
         size = parse_integer(tile, "The tile size", "Pass a number such as tile=32.")
         if size < 1:
@@ -171,8 +205,9 @@ class Transform:
         self.host = hosting(self.engine)
         self.schedule, self.memory, self.progress = schedule, memory, progress
         self.scratch = None if scratch is None else parse_scratch(scratch)
+        self.checkpoint = None if checkpoint is None else checkpoint_for(self.engine, checkpoint)
         origin = _find_origin(mol_or_mf, size, antisymmetric)
-        matrices = parse_coefficients(coeffs, origin.size)
+        matrices = parse_coefficients(self.engine.of_first(coeffs), origin.size)
         modes = _find_spaces(origin.mol, matrices, spaces, size)
         equal = tuple(matrices[2 * i] is matrices[2 * i + 1] and modes[2 * i] == modes[2 * i + 1] for i in (0, 1))
         self.problem = Problem.of(origin.space, modes, (equal[0], equal[1]), -1 if antisymmetric else 1)
@@ -181,6 +216,12 @@ class Transform:
             for matrix, mode in zip(matrices, modes, strict=True)
         ]
         self.source, self.error_bound = origin.open(self.problem.functions, tol, self.matrices)
+        if self.checkpoint is not None and isinstance(self.source, FittedVectors):
+            raise InputError(
+                f"checkpoint={str(checkpoint)!r} was given with fitted integrals. Expected it with a molecule or an "
+                "array: fitted ones take little time. Leave it away, or pass mf.mol for the integrals themselves."
+            )
+        self.problem = replace(self.problem, needed=getattr(self.source, "needed", None))
         self.team = make_team(self.problem, self.engine)
         self._same = matrices[0] is matrices[2] and matrices[1] is matrices[3] and modes[:2] == modes[2:]
         self.tensor: BlockTensor | None = None
@@ -193,9 +234,42 @@ class Transform:
             if isinstance(self.source, FittedVectors):
                 self._plan = self._plan_fitted(self.source, budget)
                 return self._plan
+            variant = None if self.checkpoint is None else read_variant(self.checkpoint, self._digest)
             rates = self._agreed_rates()
+            if variant is not None:
+                self._plan = self._plan_saved(variant, budget, rates)
+                return self._plan
             self._plan = plan_transform(self.problem, budget, self.host.workers, rates, self.schedule, self.team.deal)
         return self._plan
+
+    def _plan_saved(self, variant: Variant, budget: int, rates: Rates) -> TransformPlan:
+        """The plan of a transform that was begun."""
+        if self.schedule not in ("auto", variant.schedule):
+            raise InputError(
+                f"schedule={self.schedule!r} was given, and the checkpoint {self.checkpoint} was begun with "
+                f"{variant.schedule!r}. Expected the same or 'auto'. Leave schedule= away, or remove the file."
+            )
+        deal, workers = self.team.deal, self.host.workers
+        cost = cost_of(self.problem, variant, workers, deal)
+        if cost.peak_bytes > budget:
+            raise MemoryBudgetError(
+                f"The checkpoint {self.checkpoint} was begun with {variant.schedule} ({_details(variant)}), which "
+                f"needs {cost.peak_bytes} bytes ({bytes_text(cost.peak_bytes)}) with {workers} workers. The budget is "
+                f"{budget} bytes ({bytes_text(budget)}). Give memory={cost.peak_bytes}, or remove the file.",
+                budget,
+                cost.peak_bytes,
+            )
+        fresh = plan_transform(self.problem, budget, workers, rates, "auto", deal)
+        listed = sorted((fresh.chosen, *fresh.others), key=lambda each: SCHEDULES.index(each.variant.schedule))
+        others = tuple(each for each in listed if each.variant.schedule != variant.schedule)
+        chosen = Candidate(variant, cost, rates.seconds(cost), fits=True)
+        return replace(fresh, chosen=chosen, others=others)
+
+    @cached_property
+    def _digest(self) -> bytes:
+        """What tells this transform from others."""
+        assert not isinstance(self.source, FittedVectors)
+        return digest_transform(self.problem, self.matrices, identify(self.source, self.problem.functions))
 
     def _plan_fitted(self, source: FittedVectors, budget: int) -> TransformPlan:
         if self.schedule not in ("auto", FITTED):
@@ -224,7 +298,7 @@ class Transform:
         """Transform, and return the result."""
         plan = self.plan()
         if self.progress is not None:
-            self.progress(f"Transform: {plan.schedule} ({plan.variant or 'all at once'}), {plan.flops / 1e9:.3g} GFLOP")
+            self.progress(f"Transform: {plan.schedule} ({_details(plan.variant)}), {plan.flops / 1e9:.3g} GFLOP")
         outcome = self._run(plan)
         plan.runs.append(
             Measured(
@@ -245,7 +319,8 @@ class Transform:
         if isinstance(self.source, FittedVectors):
             sizes = self._fitted_sizes(self.source)
             return run_fitted(self.host, sizes, self.source.bring, self.matrices, plan.budget, told)
-        return run_transform(
+        run = partial(
+            run_transform,
             self.host,
             self.problem,
             plan.variant,
@@ -256,11 +331,48 @@ class Transform:
             told,
             self.team,
         )
+        if self.checkpoint is None:
+            return run()
+        with open_checkpoint(self.checkpoint, Heading(self._digest, plan.variant)) as saved:
+            if self.progress is not None and saved.units:
+                self.progress(f"Transform: goes on from {self.checkpoint}, {len(saved.units)} units are done")
+            return run(saved=saved)
 
     def run(self) -> Transform:
         """Transform, and return this object."""
         self.kernel()
         return self
+
+
+def _details(variant: Variant) -> str:
+    return str(variant) or "all at once"
+
+
+def checkpoint_for(engine: Engine, path: str | os.PathLike[str]) -> Path:
+    """The file of a checkpoint as a user gives it, for an engine that can use one."""
+    if engine.ranks > 1:
+        raise InputError(
+            f"checkpoint={str(path)!r} was given with {engine.ranks} ranks. Expected one process, with as many workers "
+            "as there are cores. Leave it away, or use engine='threads'."
+        )
+    return parse_checkpoint(path)
+
+
+def identify(source: Source, pairs: TilePairs) -> list[Any]:
+    """What tells a source of integrals from others: the functions of a molecule, or digests of blocks of an array."""
+    if isinstance(source, CoulombSource):
+        mol = source.functions.mol
+        return [mol._add_suffix("int2e").encode(), mol._atm, mol._bas, mol._env]
+    rows, columns = np.tril_indices(pairs.count)
+    if pairs.elements**2 > 2 * WHOLE:
+        some = np.unique(np.linspace(0, len(rows) - 1, SAMPLES).astype(np.int64))
+        rows, columns = rows[some], columns[some]
+    digests = []
+    for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+        block = np.empty((int(pairs.sizes[row]), int(pairs.sizes[column])))
+        source.read(row, column, block)
+        digests.append(hashlib.blake2b(block.data).digest())
+    return digests
 
 
 class _Teller:

@@ -312,7 +312,7 @@ def full_reuse_words(
 
         S >= |C| + T max(n_a n^2 + |ab| n, |ab| n + |ab| n_c) + n (n_a + n_b + n_c) + T n_d + n        (|C| + 2 n^3)
 
-    |ab| is ``n_a (n_a + 1) / 2`` for equal matrices, else ``n_a n_b``. A is read once only if its k and l are not
+    ``|ab|`` is ``n_a (n_a + 1) / 2`` for equal matrices, else ``n_a n_b``. A is read once only if its k and l are not
     packed: with ``k >= l`` the slices of k and of l share elements, and the loop reads nearly twice of A.
 
     Parameters

@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.engines.kernels.atomics import take
-from tilewise.engines.kernels.compile import compiled
+from tilewise.engines.kernels.compile import compiled, inlined
 from tilewise.engines.kernels.gemm import call_gemm
+from tilewise.engines.kernels.prefetch import prefetch
+from tilewise.engines.kernels.squares import sum_squares
 from tilewise.plans.transform.schedules import BATCH
 
 BOTH, FIRST, SECOND = 0, 1, 2
@@ -22,6 +24,9 @@ BOTH, FIRST, SECOND = 0, 1, 2
 
 PLAIN, PACKED, TURNED, EMPTY = 0, 1, 2, 3
 """How a source block stands in S: as it is, as a packed triangle (i >= j), transposed, or not at all: it is zero."""
+
+AHEAD = 24
+"""How many elements that lie far apart are asked for before they are needed."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -76,50 +81,69 @@ class Rows(NamedTuple):
     """The row that is a copy of it; -1 if there is none."""
 
 
+@inlined
+def _copy(square: Any, target: int, step: int, data: Any, source: int, count: int, factor: float) -> None:
+    """Copy neighbouring elements to places `step` apart; unsigned positions need no look at their sign."""
+    at, by, first = np.uint64(target), np.uint64(step), np.uint64(source)
+    for b in range(np.uint64(count)):
+        square[at + b * by] = factor * data[first + b]
+
+
 @compiled
 def _fill_block(sources: Any, block: int, rows: Any, begin: int, count: int, square: Any, high: int, wide: int) -> None:
     """Put one source block into the matrices of some rows."""
-    table, data = sources.table, sources.data
-    kind, i0, j0 = table[block, 0], table[block, 1], table[block, 2]
-    ni, nj, start = table[block, 3], table[block, 4], table[block, 5]
-    row_stride, stride = table[block, 6], table[block, 7]
-    size, sign = high * wide, sources.sign
-    down, right = (1, wide) if kind == TURNED else (wide, 1)
-    factor = sign if kind == TURNED else 1.0
-    at = i0 * wide + j0
+    table = sources.table
+    kind, ni, nj, stride = table[block, 0], table[block, 3], table[block, 4], table[block, 7]
+    size, at = high * wide, table[block, 1] * wide + table[block, 2]
     if kind == EMPTY:
         for r in range(count):
             for a in range(ni):
-                for b in range(nj):
-                    square[r * size + at + a * wide + b] = 0.0
+                line = np.uint64(r * size + at + a * wide)
+                for b in range(np.uint64(nj)):
+                    square[line + b] = 0.0
     elif stride == 1:
+        down, right = (1, wide) if kind == TURNED else (wide, 1)
+        factor = sources.sign if kind == TURNED else 1.0
         for r in range(count):
-            source = start + rows.number[begin + r] * row_stride
-            target = r * size + at
-            if kind == PACKED:
-                for a in range(ni):
-                    for b in range(a + 1):
-                        square[target + a * wide + b] = data[source + b]
-                    source += a + 1
-            elif kind == PLAIN:
-                for a in range(ni):
-                    for b in range(nj):
-                        square[target + a * wide + b] = data[source + b]
-                    source += nj
-            else:
-                for a in range(ni):
-                    for b in range(nj):
-                        square[target + a * down + b * right] = factor * data[source + b]
-                    source += nj
+            source = table[block, 5] + rows.number[begin + r] * table[block, 6]
+            for a in range(ni):
+                length = a + 1 if kind == PACKED else nj
+                _copy(square, r * size + at + a * down, right, sources.data, source, length, factor)
+                source += length
     else:
-        source = start
-        for a in range(ni):
-            last = a + 1 if kind == PACKED else nj
-            for b in range(last):
-                target = at + a * down + b * right
+        _fill_scattered(sources, block, rows, begin, count, square, size, wide)
+
+
+@compiled
+def _fill_scattered(
+    sources: Any, block: int, rows: Any, begin: int, count: int, square: Any, size: int, wide: int
+) -> None:
+    """Put a source block whose elements lie far apart, those of neighbouring rows together, into the matrices."""
+    table, data = sources.table, sources.data
+    kind, ni, nj, row_stride, stride = (
+        table[block, 0],
+        table[block, 3],
+        table[block, 4],
+        table[block, 6],
+        table[block, 7],
+    )
+    down, right = (1, wide) if kind == TURNED else (wide, 1)
+    factor = sources.sign if kind == TURNED else 1.0
+    at, source = table[block, 1] * wide + table[block, 2], table[block, 5]
+    first = rows.number[begin] * row_stride
+    end = source + stride * (ni * (ni + 1) // 2 if kind == PACKED else ni * nj)
+    neighbours = row_stride == 1 and rows.number[begin + count - 1] - rows.number[begin] == count - 1
+    for a in range(ni):
+        for b in range(a + 1 if kind == PACKED else nj):
+            target = at + a * down + b * right
+            if source + AHEAD * stride < end:
+                prefetch(data, source + AHEAD * stride + first)
+            if neighbours:
+                _copy(square, target, size, data, source + first, count, factor)
+            else:
                 for r in range(count):
                     square[r * size + target] = factor * data[source + rows.number[begin + r] * row_stride]
-                source += stride
+            source += stride
 
 
 @compiled
@@ -127,19 +151,19 @@ def _mirror_block(sources: Any, block: int, count: int, square: Any, high: int, 
     """Complete what the symmetry of S says of one source block that was put in."""
     table, sign = sources.table, sources.sign
     kind, i0, j0, ni, nj = table[block, 0], table[block, 1], table[block, 2], table[block, 3], table[block, 4]
+    plain = kind == PLAIN or (kind == EMPTY and i0 != j0)
+    if kind != PACKED and not (sources.mirror and plain):
+        return
+    down, right = (i0, j0) if kind == PACKED else (j0, i0)
     for r in range(count):
         base = r * high * wide
-        if kind == PACKED:
-            for a in range(ni):
-                for b in range(a):
-                    square[base + (i0 + b) * wide + j0 + a] = sign * square[base + (i0 + a) * wide + j0 + b]
-        elif sources.mirror and (kind == PLAIN or (kind == EMPTY and i0 != j0)):
-            for a0 in range(0, ni, 8):
-                a1 = min(a0 + 8, ni)
-                for b in range(nj):
-                    target = base + (j0 + b) * wide + i0
-                    for a in range(a0, a1):
-                        square[target + a] = sign * square[base + (i0 + a) * wide + j0 + b]
+        for a0 in range(0, ni, 8):
+            for b in range(min(a0 + 8, ni) if kind == PACKED else nj):
+                first = max(a0, b + 1) if kind == PACKED else a0
+                target = np.uint64(base + (down + b) * wide + right + first)
+                source, by = np.uint64(base + (i0 + first) * wide + j0 + b), np.uint64(wide)
+                for a in range(np.uint64(max(min(a0 + 8, ni) - first, 0))):
+                    square[target + a] = sign * square[source + a * by]
 
 
 @compiled
@@ -192,26 +216,20 @@ def _finish_rows(outcomes: Any, rows: Any, begin: int, count: int, squares: Any,
         size, start = table[block, 1] * table[block, 3], table[block, 4]
         row_stride, stride = table[block, 5], table[block, 6]
         total = 0.0
-        if stride == 1:
-            for r in range(count):
-                source, twin = start + rows.number[begin + r] * row_stride, rows.twin[begin + r]
-                part = 0.0
-                for e in range(size):
-                    part += data[source + e] * data[source + e]
+        for r in range(count if stride == 1 else 0):
+            source, twin = start + rows.number[begin + r] * row_stride, rows.twin[begin + r]
+            part = sum_squares(data, source, size)
+            total += part
+            if twin >= 0:
                 total += part
+                _copy(data, start + twin * row_stride, 1, data, source, size, outcomes.sign)
+        for e in range(size if stride != 1 else 0):
+            for r in range(count):
+                value, twin = data[start + rows.number[begin + r] * row_stride + e * stride], rows.twin[begin + r]
+                total += value * value
                 if twin >= 0:
-                    total += part
-                    target = start + twin * row_stride
-                    for e in range(size):
-                        data[target + e] = outcomes.sign * data[source + e]
-        else:
-            for e in range(size):
-                for r in range(count):
-                    value, twin = data[start + rows.number[begin + r] * row_stride + e * stride], rows.twin[begin + r]
                     total += value * value
-                    if twin >= 0:
-                        total += value * value
-                        data[start + twin * row_stride + e * stride] = outcomes.sign * value
+                    data[start + twin * row_stride + e * stride] = outcomes.sign * value
         squares[task, block] = total
 
 
@@ -219,12 +237,8 @@ def _finish_rows(outcomes: Any, rows: Any, begin: int, count: int, squares: Any,
 def _scatter(outcomes: Any, block: int, rows: Any, begin: int, count: int, buffer: Any) -> None:
     """Bring one block of some rows from a buffer, row after row, to where its elements lie far apart."""
     table, data = outcomes.table, outcomes.data
-    size, start, row_stride, stride = (
-        table[block, 1] * table[block, 3],
-        table[block, 4],
-        table[block, 5],
-        table[block, 6],
-    )
+    size, start = table[block, 1] * table[block, 3], table[block, 4]
+    row_stride, stride = table[block, 5], table[block, 6]
     for e in range(size):
         for r in range(count):
             target = start + rows.number[begin + r] * row_stride + e * stride

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from tilewise.engines.threads import hosting
 from tilewise.engines.transform.run import Outcome, run_transform
 from tilewise.engines.transform.sources import ArraySource, Source
 from tilewise.engines.transform.team import Alone, Team
@@ -19,7 +20,7 @@ __all__ = ["ArraySource", "Outcome", "Source", "Team", "make_team", "run_transfo
 def make_team(problem: Problem, engine: Engine) -> Team:
     """Those who run a transform together under an engine."""
     if engine.ranks == 1:
-        return Alone(problem, engine)
+        return Alone(problem, engine, hosting(engine).memory)
     from tilewise.engines.mpi.transform import RankTeam
 
     return RankTeam(problem, cast("MpiEngine", engine))

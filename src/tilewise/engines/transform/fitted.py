@@ -132,7 +132,7 @@ class FittedRun:
     def multiply(self, sides: list[Floats]) -> BlockTensor:
         """The result, block by block."""
         problem = self.problem
-        arena = Alone(problem, self.host).new_result(self.account)
+        arena = Alone(problem, self.host, self.host.memory).new_result(self.account)
         with self.host.blas.single_threaded(), ThreadPoolExecutor(self.host.workers) as pool:
             list(pool.map(lambda block: self._product(block, sides, arena), range(problem.result.nnz_blocks)))
         self._products += 2 * self.sizes.vectors * problem.result.nnz_elements

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tilewise.engines.accounts import Account
 from tilewise.engines.kernels.pairs import Outcomes, Sources
 from tilewise.engines.threads import ThreadsEngine
+from tilewise.engines.transform.checkpoint import PAIR, ROW, SLABS, Units, Unsaved
 from tilewise.engines.transform.passes import Passes
 from tilewise.engines.transform.sources import Source
 from tilewise.engines.transform.stores import Halves, Kept, Panel, Readers, Slab, allocate, release
@@ -22,7 +23,7 @@ from tilewise.engines.transform.team import Alone, Team
 from tilewise.patterns import Pattern
 from tilewise.plans.transform import Problem
 from tilewise.plans.transform.deal import Task
-from tilewise.plans.transform.schedules import Sizes, Variant, pairs_in, pairs_touching
+from tilewise.plans.transform.schedules import Sizes, Variant, deal_for, pairs_in, pairs_touching
 from tilewise.spaces import Space
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.files import ScratchFile
@@ -67,6 +68,7 @@ def run_transform(
     scratch: str | None = None,
     told: Callable[[int, int], None] | None = None,
     team: Team | None = None,
+    saved: Units | None = None,
 ) -> Outcome:
     """Transform A to orbitals.
 
@@ -90,12 +92,29 @@ def run_transform(
         Called now and then with the flops and the integrals that are done.
     team : Team, optional
         Who shares it; this process alone by default.
+    saved : Units, optional
+        Parts that an earlier run of the same transform has done, and where this one keeps its own until all are done.
+        Not for several ranks.
     """
-    run = Run(host, problem, variant, source, matrices, Account(budget), scratch, told, team or Alone(problem, host))
+    units = Unsaved() if saved is None else saved
+    run = Run(
+        host,
+        problem,
+        variant,
+        source,
+        matrices,
+        Account(budget),
+        scratch,
+        told,
+        team or Alone(problem, host, host.memory),
+        units,
+    )
     try:
-        return run.all()
+        outcome = run.all()
+        units.remove()
+        return outcome
     finally:
-        run.readers.close()
+        run.close()
 
 
 class Run:
@@ -112,8 +131,10 @@ class Run:
         scratch: str | None,
         told: Callable[[int, int], None] | None,
         team: Team,
+        saved: Units,
     ) -> None:
         self.host, self.problem, self.variant, self.account, self.scratch = host, problem, variant, account, scratch
+        team.deal = deal_for(team.deal, variant)
         self.team = team
         self.readers = Readers(source, problem.functions, host.workers)
         account.take(Sizes(team.deal, host.workers).factors, "The coefficients")
@@ -121,10 +142,17 @@ class Run:
         self.result: Result | SpilledResult | None = None
         self.read_bytes = self.written_bytes = 0
         self.seconds: dict[str, float] = {}
+        self.saved = saved
         self._told = told
 
     def all(self) -> Outcome:
         """Run the schedule."""
+        # Memory that is kept for the next run is only for schedules that ask for the same pieces again.
+        kept = nullcontext() if self.variant.schedule == "fused12-34" else self.host.memory.keeping(0)
+        with kept:
+            return self._all()
+
+    def _all(self) -> Outcome:
         {
             "unfused": self._unfused,
             "fused12-34": self._spilled_pairs if self.variant.spills_halves else self._fused_pairs,
@@ -146,6 +174,11 @@ class Run:
             tuple(self.seconds.items()),
         )
 
+    def close(self) -> None:
+        """Let go of everything: it is known to those whom this knows, and would stay until somebody looks for that."""
+        self.readers.close()
+        self.result = None
+
     @property
     def _every_row(self) -> Ints:
         return np.arange(self.problem.functions.count)
@@ -157,34 +190,33 @@ class Run:
     # Schedules
 
     def _unfused(self) -> None:
-        self._steps(self._every_row, None, first=True, last=True)
+        if self._pairs_left(self._every_tile):
+            self._steps(self._every_row, None, first=True, last=True)
 
     def _slabs(self) -> None:
-        self._result()
-        parts = self.variant.parts
-        for part in parts:
-            rows = pairs_touching(self.problem.functions, part)
-            self._steps(rows, part, first=part == parts[0], last=part == parts[-1])
+        for part, first, last in self._slabs_left():
+            self._steps(pairs_touching(self.problem.functions, part), part, first=first, last=last)
 
     def _inner_slabs(self) -> None:
-        self._result()
-        parts = self.variant.parts
-        for part in parts:
+        for part, first, last in self._slabs_left():
             rows = pairs_touching(self.problem.functions, part)
             halves = self._first_half(Panel(self.readers, self.account), rows, self._every_tile)
-            self._second_half(halves, part, first=part == parts[0], last=part == parts[-1])
+            self._second_half(halves, part, first=first, last=last)
 
     def _fused_pairs(self) -> None:
-        halves = self._first_half(self._integrals(), self._every_row, self._every_tile)
-        self._second_half(halves, None, first=True, last=True)
-
-    def _recompute(self) -> None:
-        self._result()
-        for part in self.variant.parts:
-            halves = self._first_half(Panel(self.readers, self.account), self._every_row, part)
+        if self._pairs_left(self._every_tile):
+            halves = self._first_half(self._integrals(), self._every_row, self._every_tile)
             self._second_half(halves, None, first=True, last=True)
 
+    def _recompute(self) -> None:
+        for part in self.variant.parts:
+            if self._pairs_left(part):
+                halves = self._first_half(Panel(self.readers, self.account), self._every_row, part)
+                self._second_half(halves, None, first=True, last=True)
+
     def _spilled_pairs(self) -> None:
+        if not self._pairs_left(self._every_tile):
+            return
         problem, account = self.problem, self.account
         pairs = Space(problem.functions.sizes), Space(problem.first.sizes)
         file = ScratchFile(Pattern.dense(pairs), KIND, self.scratch)
@@ -194,11 +226,14 @@ class Run:
         room = self.passes.first_room(max((self.passes.orbitals(task) for task in tasks), default=0))
         for task in tasks:
             halves = Halves(problem, np.array([task.row]), np.arange(problem.first.count), data)
-            sources = self._sources(integrals, task.row)
-            with self._timed("first half"):
-                self.passes.first_half(task, sources, halves, room)
+            if not self._restored(halves, task.row):
+                sources = self._sources(integrals, task.row)
+                with self._timed("first half"):
+                    self.passes.first_half(task, sources, halves, room)
+                self._save_row(halves, task.row)
             with self._timed("to scratch"):
                 self._write_row(file, halves, task.row)
+        self.saved.sync()
         self.passes.release(room)
         integrals.close()
         release(account, data)
@@ -215,9 +250,13 @@ class Run:
 
     def _integrals(self) -> Kept | Panel:
         """A, kept or made when it is needed."""
+        left = np.array([not self.saved.has(ROW, row) for row in self._every_row.tolist()], np.bool_)
         store = (Kept if self.variant.keeps else Panel)(self.readers, self.account)
         with self._timed("integrals"):
-            store.fill(self._tell)
+            if isinstance(store, Kept) and not left.all():
+                _fill(store, left, self._tell)
+            else:
+                store.fill(self._tell)
         return store
 
     def _sources(self, integrals: Kept | Panel | Slab, row: int) -> Sources:
@@ -230,10 +269,14 @@ class Run:
         halves = self.team.new_halves(rows, columns, owner, self.account)
         room = self.passes.first_room(max((self.passes.orbitals(task) for task in tasks), default=0))
         for row, group in groupby(tasks, key=lambda task: task.row):
+            if self._restored(halves, row):
+                continue
             sources = self._sources(integrals, row)
             with self._timed("first half"):
                 for task in group:
                     self.passes.first_half(task, sources, halves, room)
+            self._save_row(halves, row)
+        self.saved.sync()
         self.passes.release(room)
         integrals.close()
         return self._exchanged(halves)
@@ -243,9 +286,9 @@ class Run:
             return self.team.exchange(halves, self.account)
 
     def _own_pairs(self, columns: Ints) -> list[int]:
-        """Pairs of leading orbitals that this rank has."""
+        """Pairs of leading orbitals that this rank has, without those whose C is saved."""
         found: list[int] = columns[self.team.deal.column_owner[columns] == self.team.rank].tolist()
-        return found
+        return [pair for pair in found if not self.saved.has(PAIR, pair)]
 
     def _second_half(self, halves: Halves, part: Part | None, *, first: bool, last: bool) -> None:
         """C for the pairs of orbitals of O2, or what some functions l add to it; O2 is let go."""
@@ -256,6 +299,8 @@ class Run:
                 outcomes = result.outcomes(self.passes, pair, 0.0 if first else 1.0, final=last)
                 squares = self.passes.second_half(pair, halves.sources(pair, part), factors, room, outcomes)
                 result.note(pair, squares, final=last)
+            self._save_pair(pair, squares, part)
+        self.saved.sync()
         self.passes.release(room)
         self.team.drop_halves(halves, self.account)
 
@@ -266,42 +311,47 @@ class Run:
         data = allocate(account, problem.functions.elements * problem.first.largest, "A part of O2")
         factors, result = self.passes.second_factors(None), self._result()
         room = self.passes.second_room(factors)
-        for pair in range(problem.first.count):
+        for pair in self._own_pairs(np.arange(problem.first.count)):
             halves = Halves(problem, self._every_row, np.array([pair]), data)
             with self._timed("from scratch"):
                 blocks = [(row * problem.first.count + pair, halves.block(row, pair)) for row in halves.rows.tolist()]
-                self.readers.run(partial(tensor.storage.read, number, block) for number, block in blocks)
-                self.read_bytes += sum(block.nbytes for _, block in blocks)
+                self.read_bytes += self.readers.run(partial(_read, tensor, *each) for each in blocks)
             with self._timed("second half"):
                 outcomes = result.outcomes(self.passes, pair, 0.0, final=True)
                 squares = self.passes.second_half(pair, halves.sources(pair), factors, room, outcomes)
             with self._timed("to scratch"):
                 result.note(pair, squares, final=True)
+            self._save_pair(pair, squares, None)
+        self.saved.sync()
         self.passes.release(room)
         release(account, data)
 
     def _write_row(self, file: ScratchFile, halves: Halves, row: int) -> None:
         blocks = [(row * len(halves.columns) + column, halves.block(row, column)) for column in halves.columns.tolist()]
-        self.readers.run(partial(file.write, number, block, np.inf) for number, block in blocks)
-        self.written_bytes += sum(block.nbytes for _, block in blocks)
+        self.written_bytes += self.readers.run(partial(_write, file, *each, np.inf) for each in blocks)
 
     # Steps
 
     def _steps(self, rows: Ints, part: Part | None, *, first: bool, last: bool) -> None:
         """All four steps one after the other, for the matrices of some rows."""
         tasks, columns, owner = self._tasks(rows, self._every_tile)
-        kept = self._first_step(tasks, part)
+        left = [task for task in tasks if not self.saved.has(ROW, task.row)]
+        kept = self._first_step(left, part)
         halves = self.team.new_halves(rows, columns, owner, self.account)
-        self._second_step(tasks, halves, kept)
+        for row in rows.tolist():
+            self._restored(halves, row)
+        self._second_step(left, halves, kept)
         kept.clear()
         self._last_steps(self._exchanged(halves), part, first=first, last=last)
 
     def _second_step(self, tasks: list[Task], halves: Halves, kept: list[Floats]) -> None:
         """O2 of some tasks from their O1, which the caller drops."""
-        with self._timed("step 2"):
-            room = self.passes.step_room(0, last=False)
-            for task, intermediate in zip(tasks, kept, strict=True):
+        room = self.passes.step_room(0, last=False)
+        for task, intermediate in zip(tasks, kept, strict=True):
+            with self._timed("step 2"):
                 self.passes.second_step(task, halves, room, intermediate)
+            self._save_row(halves, task.row)
+        self.saved.sync()
         release(self.account, *kept)
 
     def _first_step(self, tasks: list[Task], part: Part | None) -> list[Floats]:
@@ -341,13 +391,66 @@ class Run:
         self.team.drop_halves(halves, account)
         del halves
         result = self._result()
-        with self._timed("step 4"):
-            room = passes.step_room(wide, last=True)
-            for pair, intermediate in zip(pairs, kept, strict=True):
+        room = passes.step_room(wide, last=True)
+        for pair, intermediate in zip(pairs, kept, strict=True):
+            with self._timed("step 4"):
                 outcomes = result.outcomes(passes, pair, 0.0 if first else 1.0, final=last)
-                result.note(pair, passes.fourth_step(pair, factors, room, outcomes, intermediate), final=last)
-            passes.release(room)
+                squares = passes.fourth_step(pair, factors, room, outcomes, intermediate)
+                result.note(pair, squares, final=last)
+            self._save_pair(pair, squares, part)
+        self.saved.sync()
+        passes.release(room)
         release(account, *kept)
+
+    # What is saved
+
+    def _pairs_left(self, part: Part) -> bool:
+        """Whether C of any pair with leading orbitals in a range of tiles is to be made."""
+        columns = pairs_in(self.problem, part).tolist()
+        return not columns or not all(self.saved.has(PAIR, pair) for pair in columns)
+
+    def _restored(self, halves: Halves, row: int) -> bool:
+        """Whether O2 of a pair of functions is saved; then it is where it belongs."""
+        if not self.saved.has(ROW, row):
+            return False
+        with self._timed("checkpoint"):
+            self.saved.read(ROW, row, [_row_of(halves, row)])
+        return True
+
+    def _save_row(self, halves: Halves, row: int) -> None:
+        """Keep O2 of a pair of functions, if it is made as a whole."""
+        if not self.variant.parts:
+            with self._timed("checkpoint"):
+                self.saved.append(ROW, row, [_row_of(halves, row)])
+
+    def _save_pair(self, pair: int, squares: Floats, part: Part | None) -> None:
+        """Keep C of a leading pair, if it is the sum over all functions l."""
+        if part is None:
+            with self._timed("checkpoint"):
+                self.saved.append(PAIR, pair, [squares, *self._result().pieces(pair)])
+
+    def _slabs_left(self) -> Iterator[tuple[Part, bool, bool]]:
+        """The slabs to be done, and whether each is the first and the last; C is saved after each but the last."""
+        parts = self.variant.parts
+        for number in range(self._slabs_done, len(parts)):
+            last = number == len(parts) - 1
+            yield parts[number], number == 0, last
+            if not last:
+                with self._timed("checkpoint"):
+                    self.saved.replace(SLABS, number + 1, self._result().everything())
+
+    @property
+    def _slabs_done(self) -> int:
+        return max(self.saved.numbers(SLABS), default=0)
+
+    def _restore(self, result: Result | SpilledResult) -> None:
+        """Bring all of C that is saved to where it belongs."""
+        if self._slabs_done:
+            self.saved.read(SLABS, self._slabs_done, result.everything())
+        for pair in self.saved.numbers(PAIR):
+            squares = np.empty(len(self.problem.blocks_of(pair)))
+            self.saved.read(PAIR, pair, [squares, *result.pieces(pair)])
+            result.note(pair, squares, final=True)
 
     # The rest
 
@@ -360,6 +463,7 @@ class Run:
                 if spills
                 else Result(self.problem, self.team, self.account)
             )
+            self._restore(self.result)
         return self.result
 
     def _tell(self) -> None:
@@ -375,6 +479,34 @@ class Run:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - begin
 
 
+def _row_of(halves: Halves, row: int) -> Floats:
+    """O2 of a pair of functions: its blocks lie one after the other."""
+    length = Halves.elements(halves.problem, np.array([row]), halves.columns)
+    begin = int(halves.starts(row)[0]) if length else 0
+    return halves.data[begin : begin + length]
+
+
+def _fill(store: Kept, rows: npt.NDArray[np.bool_], told: Callable[[], None]) -> None:
+    """Bring the blocks of integrals that some rows need."""
+    sizes, places = store.readers.functions.sizes, []
+    for row, column in np.argwhere(np.tril(store.readers.needed) & (rows[:, None] | rows)).tolist():
+        begin = store.start[row, column]
+        places.append((row, column, store.data[begin : begin + sizes[row] * sizes[column]]))
+    store.readers.read(places, told)
+
+
+def _read(tensor: BlockTensor, number: int, block: Floats) -> int:
+    """Read a block from scratch; return its bytes."""
+    tensor.storage.read(number, block)
+    return block.nbytes
+
+
+def _write(file: ScratchFile, number: int, block: Floats, norm: float) -> int:
+    """Write a block to scratch; return its bytes."""
+    file.write(number, block, norm)
+    return block.nbytes
+
+
 class Result:
     """C in memory."""
 
@@ -388,6 +520,17 @@ class Result:
         """Where the blocks of a leading pair go."""
         starts = self.arena.offsets[self.problem.blocks_of(pair)]
         return passes.result_outcomes(pair, self.arena.data, starts, beta, final=final)
+
+    def pieces(self, pair: int) -> list[Floats]:
+        """The blocks of a leading pair."""
+        blocks = self.problem.blocks_of(pair)
+        begins, sizes = self.arena.offsets[blocks], self.problem.result.block_sizes[blocks]
+        places = zip(begins.tolist(), (begins + sizes).tolist(), strict=True)
+        return [self.arena.data[begin:end] for begin, end in places]
+
+    def everything(self) -> list[Floats]:
+        """All blocks."""
+        return [self.arena.data]
 
     def note(self, pair: int, squares: Floats, *, final: bool) -> None:
         """Take notice of the sums of squares of blocks that are done."""
@@ -416,6 +559,14 @@ class SpilledResult:
         """Where the blocks of a leading pair go."""
         return passes.result_outcomes(pair, self.data, self._starts(pair), beta, final=final)
 
+    def pieces(self, pair: int) -> list[Floats]:
+        """The blocks of the leading pair that is in memory."""
+        return [self.data[: int(self.problem.result.block_sizes[self.problem.blocks_of(pair)].sum())]]
+
+    def everything(self) -> list[Floats]:
+        """The blocks in memory: schedules that add to all of C keep it there."""
+        return [self.data]
+
     def _starts(self, pair: int) -> Ints:
         sizes = self.problem.result.block_sizes[self.problem.blocks_of(pair)]
         starts: Ints = np.cumsum(sizes) - sizes
@@ -427,8 +578,8 @@ class SpilledResult:
         norms = block_norms(self.data[: int(self.problem.result.block_sizes[blocks].sum())], starts)
         ends = starts + self.problem.result.block_sizes[blocks]
         places = zip(blocks.tolist(), starts.tolist(), ends.tolist(), norms.tolist(), strict=True)
-        self.readers.run(partial(self.file.write, block, self.data[a:b], norm) for block, a, b, norm in places)
-        self.written_bytes += 8 * int(ends[-1]) if len(ends) else 0
+        calls = (partial(_write, self.file, block, self.data[a:b], norm) for block, a, b, norm in places)
+        self.written_bytes += self.readers.run(calls)
 
     def tensor(self, team: Team, host: ThreadsEngine) -> BlockTensor:
         """The result, which stays in the file."""

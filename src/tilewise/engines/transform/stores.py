@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
@@ -44,23 +45,27 @@ class Readers:
         count = functions.count
         self.needed = np.ones((count, count), np.bool_) if source.needed is None else source.needed
         self.made = 0
+        self._lock = threading.Lock()
 
-    def run(self, calls: Iterable[Callable[[], object]]) -> None:
-        """Do things on several threads; the first error ends all."""
-        futures = [self.pool.submit(call) for call in calls]
+    def run(self, calls: Iterable[Callable[[], int]], told: Callable[[], None] | None = None) -> int:
+        """Do things on several threads, and add up what they return; the first error ends all."""
+        futures, total = [self.pool.submit(call) for call in calls], 0
         try:
-            for future in futures:
-                future.result()
+            for future in as_completed(futures):
+                total += future.result()
+                if told is not None:
+                    told()
         finally:
             for future in futures:
                 future.cancel()
+        return total
 
-    def read(self, places: Sequence[tuple[int, int, Floats]]) -> None:
-        """Bring blocks (row pair, column pair) to where they belong."""
-        self.run(partial(self._read, *place) for place in places)
-        self.made += sum(out.size for _, _, out in places)
+    def read(self, places: Sequence[tuple[int, int, Floats]], told: Callable[[], None] | None = None) -> None:
+        """Bring blocks (row pair, column pair) to where they belong, large ones first."""
+        ordered = sorted(places, key=lambda place: -place[2].size)
+        self.run([partial(self._read, *place) for place in ordered], told)
 
-    def _read(self, row: int, column: int, out: Floats) -> None:
+    def _read(self, row: int, column: int, out: Floats) -> int:
         sizes = self.functions.sizes
         block = out.reshape(int(sizes[row]), int(sizes[column]))
         self.source.read(row, column, block)
@@ -70,6 +75,9 @@ class Readers:
                 f"The integrals of the tiles {tiles} are not all finite numbers. Expected finite ones. Look at the "
                 "basis set and the geometry, or at the array they come from."
             )
+        with self._lock:
+            self.made += out.size
+        return out.size
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -88,13 +96,13 @@ class Kept:
         self.data = allocate(account, int(lengths.sum()), "The integrals")
 
     def fill(self, told: Callable[[], None]) -> None:
-        """Bring all blocks, those of one row after the other."""
-        sizes, needed = self.readers.functions.sizes, self.readers.needed
-        for row in range(len(sizes)):
-            columns = np.flatnonzero(needed[row, : row + 1]).tolist()
-            places = [(column, self.start[row, column], int(sizes[row] * sizes[column])) for column in columns]
-            self.readers.read([(row, column, self.data[at : at + size]) for column, at, size in places])
-            told()
+        """Bring all blocks."""
+        sizes = self.readers.functions.sizes
+        places = []
+        for row, column in np.argwhere(np.tril(self.readers.needed)).tolist():
+            begin = self.start[row, column]
+            places.append((row, column, self.data[begin : begin + sizes[row] * sizes[column]]))
+        self.readers.read(places, told)
 
     def sources(self, row: int, sign: int) -> Sources:
         """The matrices of a row: blocks of its own, then those that other rows have."""
@@ -114,8 +122,9 @@ class Panel:
 
     def __init__(self, readers: Readers, account: Account) -> None:
         self.readers, self.account = readers, account
-        functions = readers.functions
-        self.data = allocate(account, functions.largest * functions.elements, "The integrals of a pair of tiles")
+        sizes = readers.functions.sizes
+        most = int((sizes * (readers.needed @ sizes)).max(initial=0))
+        self.data = allocate(account, most, "The integrals of a pair of tiles")
 
     def fill(self, told: Callable[[], None]) -> None:
         """Nothing is made before it is needed."""

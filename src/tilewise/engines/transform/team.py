@@ -8,14 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.engines.accounts import Account
-from tilewise.engines.transform.stores import Halves, allocate, release
+from tilewise.engines.transform.stores import Halves, release
 from tilewise.plans.transform import Problem
 from tilewise.plans.transform.deal import Deal
 from tilewise.tensors import BlockTensor, Engine
+from tilewise.tensors.memory import Memory
 from tilewise.tensors.storage import Arena, block_offsets
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+KIND = np.dtype(np.float64)
 
 
 class Team(Protocol):
@@ -58,13 +61,19 @@ class Alone:
     rank = 0
     between_bytes = 0
 
-    def __init__(self, problem: Problem, engine: Engine) -> None:
-        self.deal, self.engine = Deal(problem), engine
+    def __init__(self, problem: Problem, engine: Engine, memory: Memory) -> None:
+        self.deal, self.engine, self.memory = Deal(problem), engine, memory
 
     def new_halves(self, rows: Ints, columns: Ints, owner: Ints, account: Account) -> Halves:
         """Memory of this process."""
         elements = Halves.elements(self.deal.problem, rows, columns)
-        return Halves(self.deal.problem, rows, columns, allocate(account, elements, "Half-transformed integrals"))
+        data = self._allocate(elements, account, "Half-transformed integrals")
+        return Halves(self.deal.problem, rows, columns, data)
+
+    def _allocate(self, elements: int, account: Account, what: str) -> Floats:
+        """Memory that is kept for the next transform."""
+        account.take(KIND.itemsize * elements, what)
+        return self.memory.empty(elements, KIND)
 
     def exchange(self, halves: Halves, account: Account) -> Halves:
         """Everything is here."""
@@ -78,7 +87,7 @@ class Alone:
     def new_result(self, account: Account) -> Arena:
         """Memory of this process."""
         pattern = self.deal.problem.result
-        return Arena(allocate(account, pattern.nnz_elements, "The result"), block_offsets(pattern))
+        return Arena(self._allocate(pattern.nnz_elements, account, "The result"), block_offsets(pattern))
 
     def total(self, values: Floats) -> Floats:
         """What there is."""

@@ -176,7 +176,7 @@ def _too_little(schedule: str, budget: int, least: Candidate) -> MemoryBudgetErr
     remedy = "" if schedule == "auto" else ", or schedule='auto'"
     return MemoryBudgetError(
         f"{what} needs more than the budget of {budget} bytes ({bytes_text(budget)}): the least is {size} bytes "
-        f"({bytes_text(size)}), with {least.variant.schedule} ({least.variant or 'all at once'}), for {stage}. "
+        f"({bytes_text(size)}), with {least.variant.schedule} ({str(least.variant) or 'all at once'}), for {stage}. "
         f"Expected a budget at least as large. Give memory={size}{remedy}, or use smaller tiles.",
         budget,
         size,

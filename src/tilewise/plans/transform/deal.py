@@ -43,6 +43,8 @@ class Deal:
     """How many there are."""
     ranks_per_node: int = 1
     """How many of them share a node."""
+    passes: tuple[Part, ...] = ()
+    """Ranges of tiles of leading orbitals that are done one after the other; empty for all at once."""
 
     @property
     def nodes(self) -> int:
@@ -51,12 +53,18 @@ class Deal:
 
     @cached_property
     def column_owner(self) -> Ints:
-        """The rank of each pair of leading orbitals."""
+        """The rank of each pair of leading orbitals; those of a pass are dealt by themselves, so that all have some."""
         first = self.problem.first
-        return deal_mirrored((first.unique * (1 + self.problem.partners)).astype(np.float64), self.ranks)
+        weights = (first.unique * (1 + self.problem.partners)).astype(np.float64)
+        owner = deal_mirrored(weights, self.ranks)
+        tiles = first.tiles[:, self.problem.lead(first)]
+        for begin, end in self.passes:
+            own = (tiles >= begin) & (tiles < end)
+            owner[own] = deal_mirrored(weights[own], self.ranks)
+        return owner
 
     def tasks(self, rows: Ints, part: Part) -> list[Task]:
-        """The first half of some pairs of functions and tiles of leading orbitals, each with its rank."""
+        """The first half of some pairs of functions and tiles of leading orbitals, each with its rank, pair by pair."""
         count = len(rows)
         pieces = 1 if count >= self.ranks or not count else min(-(-self.ranks // count), part[1] - part[0])
         parts = self._cut(part, pieces)
@@ -73,32 +81,17 @@ class Deal:
     def half_owner(self, tasks: list[Task], rows: Ints, columns: Ints) -> Ints:
         """The rank that makes each block of O2, in a table of pairs of functions against pairs of orbitals."""
         lead = self.problem.first.tiles[columns, self.problem.lead(self.problem.first)]
-        owner = np.zeros((len(rows), len(columns)), np.int64)
-        for task in tasks:
-            own = (lead >= task.part[0]) & (lead < task.part[1])
-            owner[np.searchsorted(rows, task.row), own] = task.rank
-        return owner
-
-    def largest_half(self, owner: Ints, rows: Ints, columns: Ints) -> int:
-        """Most elements of O2 that a rank has."""
-        sizes = np.multiply.outer(self.problem.functions.sizes[rows], self.problem.first.sizes[columns])
-        return int(np.bincount(owner.ravel(), sizes.ravel(), self.ranks).max(initial=0))
+        if not tasks:
+            return np.zeros((len(rows), len(columns)), np.int64)
+        table = np.array([task.rank for task in tasks]).reshape(len(rows), -1)
+        begins = np.array([task.part[0] for task in tasks[: table.shape[1]]])
+        return table[:, np.searchsorted(begins, lead, side="right") - 1]
 
     def between_bytes(self, owner: Ints, rows: Ints, columns: Ints) -> int:
         """Bytes of O2 that go from node to node between the halves."""
         sizes = np.multiply.outer(self.problem.functions.sizes[rows], self.problem.first.sizes[columns])
         there = np.broadcast_to(self.column_owner[columns], owner.shape)
         return 8 * int(sizes[owner // self.ranks_per_node != there // self.ranks_per_node].sum())
-
-    @cached_property
-    def largest_result(self) -> int:
-        """Most elements of C that a rank has."""
-        first = self.problem.first
-        return int(np.bincount(self.column_owner, first.sizes * self.problem.partners, self.ranks).max(initial=0))
-
-    def largest_of(self, values: Ints, owner: Ints) -> int:
-        """The largest sum of values that a rank has."""
-        return int(np.bincount(owner, values, self.ranks).max(initial=0))
 
     def _cut(self, part: Part, pieces: int) -> list[Part]:
         """A range of tiles of leading orbitals in pieces of about equal work."""

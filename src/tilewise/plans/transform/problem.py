@@ -107,6 +107,8 @@ class Problem:
     """(pq|rs) = sign (qp|rs) = sign (pq|sr)."""
     result: Pattern
     """The blocks of the result."""
+    needed: npt.NDArray[np.bool_] | None = None
+    """Which blocks of A are not negligible, in a table of pairs of functions against pairs; None if all are needed."""
 
     @classmethod
     def of(cls, functions: Space, orbitals: Sequence[Space], equal: tuple[bool, bool], sign: int = 1) -> Problem:
@@ -142,6 +144,21 @@ class Problem:
         return self.functions.spaces[0].size
 
     @cached_property
+    def row_elements(self) -> Ints:
+        """Elements of A that each pair of functions needs."""
+        sizes = self.functions.sizes
+        if self.needed is None:
+            return sizes * int(sizes.sum())
+        return sizes * (self.needed @ sizes)
+
+    @cached_property
+    def kept_elements(self) -> int:
+        """Elements of A, one of each two blocks that are equal."""
+        sizes = self.functions.sizes
+        diagonal = sizes if self.needed is None else sizes * np.diagonal(self.needed)
+        return int((self.row_elements.sum() + (sizes * diagonal).sum()) // 2)
+
+    @cached_property
     def leading(self) -> int:
         """The side that is transformed first: the one that makes less work."""
         return min((0, 1), key=lambda side: (self._flops(side), side))
@@ -158,11 +175,8 @@ class Problem:
 
     @staticmethod
     def lead(side: TilePairs) -> int:
-        """The mode of a pair that is transformed first: the one with fewer orbitals.
-
-        Of two equal ones the second: its tiles come in the order of the pairs, so that some can go by themselves.
-        """
-        return int(side.symmetric or side.spaces[0].size > side.spaces[1].size)
+        """The mode of a pair that is transformed first: the one with fewer orbitals, of equal ones the first."""
+        return int(side.spaces[0].size > side.spaces[1].size)
 
     @cached_property
     def block_pairs(self) -> Ints:

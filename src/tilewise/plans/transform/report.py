@@ -131,7 +131,7 @@ def _notes(plan: TransformPlan) -> list[str]:
     return [
         f"Time from {products}flop/s of dense products, {integrals}integrals/s, {disk}/s of disk.",
         (
-            f"No intermediate has to leave memory only from {bytes_text(least)} on (Theorem 6.2); the budget is "
+            f"With less than {bytes_text(least)}, intermediates have to leave memory (Theorem 6.2); the budget is "
             f"{'above' if plan.budget >= least else 'below'} that."
         ),
         (

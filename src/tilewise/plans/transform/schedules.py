@@ -15,14 +15,14 @@ goes to scratch: O2 of `fused12-34`, and C where it is made part by part.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.costs.fusion import fusion_bounds_words
-from tilewise.plans.balance import cut_evenly, over_mean
+from tilewise.plans.balance import cut_evenly
 from tilewise.plans.transform.deal import Deal, Task
 from tilewise.plans.transform.problem import Problem, TilePairs
 
@@ -56,7 +56,8 @@ class Variant:
     def __str__(self) -> str:
         words = ["integrals kept"] if self.keeps else []
         if self.parts:
-            words.append(f"{len(self.parts)} {'passes' if self.schedule == 'recompute' else 'slabs'}")
+            one, several = ("pass", "passes") if self.schedule == "recompute" else ("slab", "slabs")
+            words.append(f"{len(self.parts)} {one if len(self.parts) == 1 else several}")
         if self.spills_halves or self.spills_result:
             words.append("half and result on disk" if self.spills_halves and self.spills_result else "")
             words[-1] = words[-1] or ("half on disk" if self.spills_halves else "result on disk")
@@ -162,13 +163,13 @@ def pairs_touching(functions: TilePairs, part: tuple[int, int]) -> Ints:
 def cost_of(problem: Problem, variant: Variant, workers: int, deal: Deal | None = None) -> Cost:
     """What a variant costs with some number of workers, on one rank or on those of a deal."""
     costs = {"unfused": _unfused, "fused12-34": _fused_pairs, "recompute": _recompute}
-    return costs.get(variant.schedule, _slabs)(Sizes(Deal(problem) if deal is None else deal, workers), variant)
+    shared = deal_for(Deal(problem) if deal is None else deal, variant)
+    return costs.get(variant.schedule, _slabs)(Sizes(shared, workers), variant)
 
 
-def kept_integrals(problem: Problem) -> int:
-    """Elements of A, one of each two blocks that are equal."""
-    sizes = problem.functions.sizes
-    return int((sizes.sum() ** 2 + (sizes**2).sum()) // 2)
+def deal_for(deal: Deal, variant: Variant) -> Deal:
+    """A deal that has the passes of a variant in mind."""
+    return replace(deal, passes=variant.parts) if variant.schedule == "recompute" else deal
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,8 @@ class Half:
 
     made: Ints
     """Elements of A that it makes."""
+    columns: Ints
+    """Pairs of orbitals, of all ranks."""
     first: Ints
     """Elements of O2 that it makes."""
     second: Ints
@@ -213,7 +216,7 @@ class Sizes:
     @property
     def panel(self) -> int:
         """A for one pair of tiles of functions."""
-        return WORD * self.problem.functions.largest * self.problem.functions.elements
+        return WORD * int(self.problem.row_elements.max(initial=0))
 
     @property
     def result(self) -> Ints:
@@ -269,7 +272,8 @@ class Sizes:
         made, rank_rows, orbitals = self._task_sums(tasks)
         o1 = rank_rows * problem.size
         return Half(
-            made=made * problem.functions.elements,
+            made=made,
+            columns=columns,
             first=first,
             second=first if deal.nodes == 1 else second,
             o1=o1,
@@ -279,7 +283,7 @@ class Sizes:
         )
 
     def _task_sums(self, tasks: list[Task]) -> tuple[Ints, Ints, Ints]:
-        """Of each rank: rows whose integrals it makes, rows times leading orbitals, most leading orbitals of a task."""
+        """Of each rank: integrals that it makes, rows times leading orbitals, most leading orbitals of a task."""
         offsets = self.problem.first.spaces[self.problem.lead(self.problem.first)].offsets
         made, total, most = (np.zeros(self.deal.ranks, np.int64) for _ in range(3))
         seen = set()
@@ -289,32 +293,47 @@ class Sizes:
             most[task.rank] = max(most[task.rank], orbitals)
             if (task.row, task.rank) not in seen:
                 seen.add((task.row, task.rank))
-                made[task.rank] += size
+                made[task.rank] += self.problem.row_elements[task.row]
         return made, total, most
 
-    def second_flops(self) -> Ints:
-        """Floating-point operations of the last two steps, of each rank."""
-        problem = self.problem
-        n, unique = problem.size, problem.first.unique
-        return 2 * n * self._by_column(unique * (n * self.lead(problem.second) + problem.partners))
+    def second_flops(self, half: Half, wide: int) -> Ints:
+        """Floating-point operations of the last two steps for the orbitals of a half and so many l, of each rank."""
+        problem, columns = self.problem, half.columns
+        each = problem.size * self.lead(problem.second) + problem.partners[columns]
+        work = 2 * wide * problem.first.unique[columns] * each
+        return np.bincount(self.deal.column_owner[columns], work, self.deal.ranks).astype(np.int64)
 
     def cost(
         self,
-        halves: list[Half],
+        halves: list[tuple[Half, int]],
         live: list[tuple[str, Ints | int]],
         *,
         integrals: int | None = None,
         written: int = 0,
         read: int = 0,
     ) -> Cost:
-        """A cost in which the matrices are held in every stage."""
-        flops = self.second_flops() + sum(half.flops for half in halves)
-        made = int(sum(half.made.sum() for half in halves)) if integrals is None else integrals
+        """A cost in which the matrices are held in every stage, and ranks wait for each other after each half.
+
+        Parameters
+        ----------
+        halves : list of (Half, int)
+            Each with the number of functions l that its second half sums over.
+        live : list of (str, bytes)
+            What is held in each stage.
+        integrals : int, optional
+            Elements of A that are made, if they are kept.
+        written, read : int
+            Bytes to and from scratch.
+        """
+        stages = [each for half, wide in halves for each in (half.flops, self.second_flops(half, wide))]
+        made = int(sum(half.made.sum() for half, _ in halves)) if integrals is None else integrals
         held = tuple((name, int(np.max(size)) + self.factors) for name, size in live)
-        between = sum(half.between_bytes for half in halves)
-        imbalance = over_mean(flops.astype(np.float64))
-        bounds = self._scratch_bound(written, read), self._between_bound(halves)
-        return Cost(int(flops.sum()), made, held, written, read, between, imbalance, *bounds)
+        between = sum(half.between_bytes for half, _ in halves)
+        mean = sum(float(stage.mean()) for stage in stages)
+        imbalance = sum(int(stage.max()) for stage in stages) / mean if mean else 1.0
+        bounds = self._scratch_bound(written, read), self._between_bound([half for half, _ in halves])
+        flops = sum(int(stage.sum()) for stage in stages)
+        return Cost(flops, made, held, written, read, between, imbalance, *bounds)
 
     def _scratch_bound(self, written: int, read: int) -> int:
         """Bytes to and from scratch (Theorem 5.2), without A, which is made in memory, and C, if it stays there."""
@@ -338,7 +357,7 @@ def _everything(sizes: Sizes) -> Half:
 
 def _integrals(sizes: Sizes, variant: Variant) -> tuple[int | None, int]:
     """Elements made by going through A once, if they are kept, and bytes held while that lasts."""
-    kept = kept_integrals(sizes.problem)
+    kept = sizes.problem.kept_elements
     return (kept, WORD * kept) if variant.keeps else (None, sizes.panel)
 
 
@@ -353,7 +372,7 @@ def _unfused(sizes: Sizes, variant: Variant) -> Cost:
         ("O2, O3", WORD * half.second + o3 + square),
         ("O3, C", o3 + sizes.result + sizes.last_room),
     ]
-    return sizes.cost([half], live, integrals=made)
+    return sizes.cost([(half, n)], live, integrals=made)
 
 
 def _fused_pairs(sizes: Sizes, variant: Variant) -> Cost:
@@ -373,44 +392,48 @@ def _fused_pairs(sizes: Sizes, variant: Variant) -> Cost:
     ]
     spilled = WORD * int(half.first.sum()) * variant.spills_halves
     written = spilled + int(sizes.result.sum()) * variant.spills_result
-    return sizes.cost([half], live, integrals=made, written=written, read=spilled)
+    return sizes.cost([(half, problem.size)], live, integrals=made, written=written, read=spilled)
 
 
 def _recompute(sizes: Sizes, variant: Variant) -> Cost:
     n, every = sizes.problem.size, np.arange(sizes.problem.functions.count)
     halves = [sizes.half(every, part) for part in variant.parts]
     result = sizes.result_part if variant.spills_result else sizes.result
-    live = []
+    live: list[tuple[str, Ints | int]] = []
     for half in halves:
+        before, names = (result, ", C") if live else (0, "")
         live += [
-            ("A, O2, C", result + sizes.panel + WORD * half.first + sizes.room(n, half.orbitals)),
-            *_exchange(sizes, half, result),
+            (f"A, O2{names}", before + sizes.panel + WORD * half.first + sizes.room(n, half.orbitals)),
+            *_exchange(sizes, half, before),
             ("O2, C", result + WORD * half.second + sizes.second_room(n)),
         ]
-    return sizes.cost(halves, _largest(live), written=int(sizes.result.sum()) * variant.spills_result)
+    written = int(sizes.result.sum()) * variant.spills_result
+    return sizes.cost([(half, n) for half in halves], _largest(live), written=written)
 
 
 def _slabs(sizes: Sizes, variant: Variant) -> Cost:
-    problem, result, live, halves = sizes.problem, sizes.result, [], []
+    problem, result, halves = sizes.problem, sizes.result, []
+    live: list[tuple[str, Ints | int]] = []
     functions, space, n = problem.functions, problem.functions.spaces[0], problem.size
     lead = problem.first.spaces[problem.lead(problem.first)]
     for begin, end in variant.parts:
         wide = int(space.offsets[end] - space.offsets[begin])
         half = sizes.half(pairs_touching(functions, (begin, end)), (0, lead.ntiles))
-        halves.append(half)
+        halves.append((half, wide))
+        before, names = (result, ", C") if live else (0, "")
         if variant.schedule == "fused1234-inner":
             live += [
-                ("A, O2, C", sizes.panel + WORD * half.first + sizes.room(n, half.orbitals) + result),
-                *_exchange(sizes, half, result),
+                (f"A, O2{names}", sizes.panel + WORD * half.first + sizes.room(n, half.orbitals) + before),
+                *_exchange(sizes, half, before),
                 ("O2, C", WORD * half.second + sizes.second_room(wide) + result),
             ]
             continue
         o3 = sizes.o3(wide)
         live += [
-            ("A, O1, C", WORD * (half.made + half.o1) + sizes.room(n, 0) + result),
-            ("O1, O2, C", WORD * (half.o1 + half.first) + result),
-            *_exchange(sizes, half, result),
-            ("O2, O3, C", WORD * half.second + o3 + sizes.room(wide, 0) + result),
+            (f"A, O1{names}", WORD * (half.made + half.o1) + sizes.room(n, 0) + before),
+            (f"O1, O2{names}", WORD * (half.o1 + half.first) + before),
+            *_exchange(sizes, half, before),
+            (f"O2, O3{names}", WORD * half.second + o3 + sizes.room(wide, 0) + before),
             ("O3, C", o3 + sizes.last_room + result),
         ]
     return sizes.cost(halves, _largest(live))

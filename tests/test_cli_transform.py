@@ -1,0 +1,62 @@
+"""``tilewise transform``: integrals over orbitals from an .xyz file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyscf import ao2mo
+
+import tilewise as tw
+from chemistry.molecules import mean_field
+from tilewise.chemistry import pack_integrals
+from tilewise.cli import main
+
+WATER = Path(__file__).parents[1] / "examples" / "water.xyz"
+
+
+def atoms() -> str:
+    return "; ".join(WATER.read_text().splitlines()[2:])
+
+
+def test_integrals_are_written_and_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "ovov.h5"
+    assert main(["transform", str(WATER), "--basis", "sto-3g", "--orbitals", "ovov", "--out", str(out)]) == 0
+    told = capsys.readouterr()
+    assert "fused12-34" in told.out
+    assert f"written to {out}" in told.out
+    assert "Hartree-Fock" in told.err
+    mf = mean_field(atoms(), "sto-3g")
+    occ, vir = mf.mo_coeff[:, mf.mo_occ > 0], mf.mo_coeff[:, mf.mo_occ == 0]
+    exact = ao2mo.kernel(mf.mol, (occ, vir, occ, vir))
+    # Orbitals have no sign of their own.
+    np.testing.assert_allclose(np.abs(pack_integrals(tw.load(out))), np.abs(exact), atol=1e-6)
+
+
+def test_a_plan_stops_before_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["transform", str(WATER), "--basis", "sto-3g", "--plan", "--memory", "1GB", "--symmetry"]) == 0
+    told = capsys.readouterr().out
+    assert "Schedules, each in its fastest way within 1 GB" in told
+    assert "measured" not in told
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--orbitals", "ovo"], "The orbitals 'ovo' are unknown"),
+        (["--orbitals", "ovxy"], "Write, for example, ovov"),
+        (["--schedule", "best"], "schedule='best' is unknown"),
+        (["--memory", "1kB"], "needs more than the budget of 1000 bytes"),
+        (["--tile", "0"], "The tile size is 0"),
+        (["--tol", "-1"], "tol=-1.0 is no tolerance"),
+        (["--charge", "1"], "an odd number"),
+        (["--scratch", "/nowhere"], "does not exist"),
+        (["--out", "/nowhere/a.h5"], "/nowhere is no folder"),
+    ],
+)
+def test_wrong_input_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["transform", str(WATER), "--basis", "sto-3g", *options]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("tilewise: ")
+    assert message in line
