@@ -1,6 +1,6 @@
 """Four-index transforms from a molecule to all orbitals: time against PySCF, memory against the plan.
 
-    python benchmarks/transform.py [--part time|memory|limit|nwchem|all] [--threads 2] [--reps 3] [--only REGEX]
+    python benchmarks/transform.py [--part time|memory|limit|budgets|nwchem|all] [--threads 2] [--reps 3] [--only REGEX]
 
 `time`: integrals made on the fly and included. Every contender is a process of its own; they take turns. PySCF's
 in-core way is ``mol.intor("int2e", aosym="s8")`` and ``ao2mo.kernel``, its other one ``ao2mo.outcore``. Both have the
@@ -9,6 +9,7 @@ and one thread in each of its calls, since PySCF calls it from threads of its ow
 within what PySCF's out-of-core transform took.
 `memory`: growth of resident memory for every schedule, three sizes, against the plan's peak (Linux).
 `limit`: a transform that the unfused schedule cannot do within a budget, in a control group that keeps it.
+`budgets`: which schedule is taken within which budget; plans only.
 `nwchem`: NWChem's transform of benzene, where it is installed.
 """
 
@@ -65,6 +66,12 @@ PROBLEMS: Mapping[str, tuple[Callable[[], str], str]] = {
     "benzene/6-31++G**": (benzene, "6-31++g**"),
 }
 """Molecules with about 100 to 160 functions."""
+
+BUDGET_RATES = (1e11, 3e7)
+"""Flops and integrals per second for which budgets are planned."""
+
+SHARES = (1.0, 0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05)
+"""Budgets, of what the fastest schedule takes."""
 
 SIZES = (("2 waters", 2), ("3 waters", 3), ("5 waters", 5))
 """For memory."""
@@ -329,6 +336,33 @@ def part_memory(args: argparse.Namespace) -> None:
     print(markdown(("schedule", "how", "aug-cc-pVDZ", "projected MB", "measured MB", "measured / projected"), rows))
 
 
+# ---- budgets ----
+
+
+def part_budgets(args: argparse.Namespace) -> None:
+    """Which schedule is taken within which budget; plans only, with rates like those of a core or two."""
+    from tilewise import MemoryBudgetError, Space
+    from tilewise.plans.transform import Problem, Rates, plan_transform
+
+    rows = []
+    for size, tile in ((60, 20), (114, 19), (160, 32)):
+        problem = Problem.of(Space.uniform(size, tile), (Space.uniform(size, tile),) * 4, (True, True))
+        free = plan_transform(problem, 1 << 62, args.threads, Rates(*BUDGET_RATES)).peak_bytes
+        for share in SHARES:
+            budget = int(share * free)
+            try:
+                made = plan_transform(problem, budget, args.threads, Rates(*BUDGET_RATES))
+                found = (made.schedule, str(made.variant), f"{made.peak_bytes * 1e-6:.1f}", f"{made.seconds:.2f}")
+                moved = f"{made.moved_bytes / made.chosen.cost.bound_bytes:.2f}" if made.moved_bytes else ""
+            except MemoryBudgetError as error:
+                found, moved = ("nothing fits", "", f"at least {error.least_bytes * 1e-6:.1f}", ""), ""
+            rows.append((str(size), str(tile), f"{budget * 1e-6:.1f}", f"{share:.2f}", *found, moved))
+    flops, integrals = BUDGET_RATES
+    print(f"At {flops:.0e} flop/s and {integrals:.0e} integrals/s; budgets against what is taken without a limit.\n")
+    header = ("n", "tile", "budget MB", "of free", "schedule", "how", "peak MB", "seconds", "disk / bound")
+    print(markdown(header, rows))
+
+
 # ---- NWChem ----
 
 
@@ -423,7 +457,7 @@ def part_limit(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--part", choices=("time", "memory", "limit", "nwchem", "all"), default="all")
+    parser.add_argument("--part", choices=("time", "memory", "limit", "budgets", "nwchem", "all"), default="all")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--only", default="", help="problems of `time` whose names match")
@@ -444,6 +478,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("time", part_time),
             ("memory", part_memory),
             ("limit", part_limit),
+            ("budgets", part_budgets),
             ("nwchem", part_nwchem),
         ):
             if args.part in (name, "all"):

@@ -237,6 +237,7 @@ def _transform(args: argparse.Namespace) -> int:
         plan = job.plan()
         if not args.plan:
             result = job.kernel()
+            norm = result.norm()  # of all ranks together
             if args.out is not None:
                 result.save(args.out)
             if args.checkpoint is not None:
@@ -244,7 +245,7 @@ def _transform(args: argparse.Namespace) -> int:
         if engine.rank == 0:
             print(plan.explain())
             if not args.plan:
-                _print_transform(args, result)
+                _print_transform(args, result, norm)
     return 0
 
 
@@ -299,9 +300,9 @@ def _read_orbitals(path: Path, mol: Any) -> Any:
     return SimpleNamespace(mol=mol, mo_coeff=coefficients, mo_occ=occupations)
 
 
-def _print_transform(args: argparse.Namespace, result: tw.BlockTensor) -> None:
+def _print_transform(args: argparse.Namespace, result: tw.BlockTensor, norm: float) -> None:
     print(f"\n({args.orbitals[:2]}|{args.orbitals[2:]})  {result!r}")
-    print(f"norm {result.norm():.12g}, error bound {result.error_bound:.2g}")
+    print(f"norm {norm:.12g}, error bound {result.error_bound:.2g}")
     if args.out is not None:
         print(f"written to {args.out}")
 

@@ -247,6 +247,8 @@ def test_wrong_arguments(arguments: tuple[Any, ...], message: str) -> None:
         ({"memory": "much"}, "is no amount of memory"),
         ({"spaces": tw.Space([3])}, "do not fit orbitals"),
         ({"spaces": (tw.Space([24]),) * 3}, "do not fit orbitals"),
+        ({"spaces": 3}, "do not fit orbitals"),
+        ({"progress": 3}, "cannot be called"),
         ({"antisymmetric": True}, "Expected it with an array"),
         ({"engine": "gpu"}, "There is no engine 'gpu'"),
     ],
@@ -301,3 +303,39 @@ def test_fitted_integrals_within_a_budget() -> None:
 def fitted_field() -> Any:
     mf = mean_field(WATER, "6-31g").density_fit()
     return mf.run()
+
+
+@pytest.mark.parametrize("empty", [(1,), (0, 1), (3,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("schedule", ["auto", *SCHEDULES])
+def test_sets_without_orbitals(water: Any, schedule: str, empty: tuple[int, ...]) -> None:
+    coeffs = [water.mo_coeff[:, :0] if mode in empty else water.mo_coeff[:, :3] for mode in range(4)]
+    found = transform(water.mol, coeffs, schedule=schedule, tile=8)
+    assert found.shape == tuple(0 if mode in empty else 3 for mode in range(4))
+    assert pack_integrals(found, compact=False).size == 0
+
+
+@pytest.mark.parametrize("tol", [np.float32(1e-3), np.int64(1), 1e300])
+def test_tolerances_of_every_kind(water: Any, tol: Any) -> None:
+    assert transform(water, water.mo_coeff[:, :3], tol=tol).error_bound <= float(tol)
+
+
+def test_results_of_every_kind_belong_to_the_engine_in_use() -> None:
+    mf = fitted_field()
+    with tw.engine("device", capacity="1GB", library="numpy") as engine:
+        assert transform(mf, mf.mo_coeff).engine is engine
+        assert transform(mf.mol, mf.mo_coeff).engine is engine
+
+
+def test_complex_tensors_are_packed_as_they_are() -> None:
+    space = tw.Space([2])
+    tensor = tw.random((space,) * 4, dtype="complex128")
+    np.testing.assert_array_equal(pack_integrals(tensor), tensor.to_dense().reshape(4, 4))
+
+
+def test_what_has_no_functions_or_other_vectors_is_refused(water: Any) -> None:
+    from pyscf import sgx
+
+    with pytest.raises(tw.InputError, match="has no functions"):
+        transform(gto.Mole(), np.eye(2))
+    with pytest.raises(tw.InputError, match="Expected density fitting, or none"):
+        transform(sgx.sgx_fit(water), water.mo_coeff)

@@ -182,6 +182,21 @@ def test_one_rank_tells_for_all() -> None:
     assert energy_line(alone.stdout) == energy_line(done.stdout)
 
 
+def test_the_command_transforms_on_ranks(tmp_path: Path) -> None:
+    """Also a result that ranks share."""
+    molecule = TESTS.parent / "examples" / "water.xyz"
+    out = tmp_path / "all.h5"
+    command = ["-m", "tilewise", "transform", str(molecule), "--basis", "6-31g"]
+    done = ranks(2, *command, "--engine", "mpi", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    alone = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=source_environment())
+    norms = [
+        next(line for line in text.splitlines() if line.startswith("norm")) for text in (done.stdout, alone.stdout)
+    ]
+    assert norms[0] == norms[1]
+    assert tw.load(out).shape == (13, 13, 13, 13)
+
+
 def test_ranks_say_what_is_wrong_in_a_line() -> None:
     pytest.importorskip("pyscf")
     done = ranks(2, "-m", "tilewise", "energy", "nowhere.xyz", "--engine", "mpi")

@@ -253,3 +253,62 @@ def test_orbitals_are_cut_where_pairs_of_functions_are_too_few() -> None:
     assert many.integrals > few.integrals
     assert many.flops == few.flops
     assert many.imbalance > 1
+
+
+# ---- bounds ----
+
+
+@pytest.mark.parametrize(("size", "tile"), [(114, 19), (160, 32), (200, 20)])
+@pytest.mark.parametrize("spills_result", [False, True])
+def test_what_goes_to_disk_is_close_to_the_bound(size: int, tile: int, spills_result: bool) -> None:
+    """Theorem 5.2: O2 leaves and comes back, C leaves; blocks on the diagonal of tiles are full."""
+    variant = Variant("fused12-34", spills_halves=True, spills_result=spills_result)
+    cost = cost_of(uniform(size, tile), variant, WORKERS)
+    pairs = size * (size + 1) // 2
+    assert cost.bound_bytes == 8 * (2 + spills_result) * pairs**2
+    assert cost.bound_bytes <= cost.moved_bytes <= 1.5 * cost.bound_bytes
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_goes_between_nodes_is_close_to_the_bound(nodes: int, schedule: str) -> None:
+    problem = uniform(120, 12)
+    cost = cost_of(problem, variant_of(problem, schedule), 1, Deal(problem, 2 * nodes, 2))
+    assert cost.between_bytes <= 1.5 * cost.between_bound_bytes
+    assert cost.between_bound_bytes > 0
+
+
+# ---- budgets ----
+
+
+def ways_by_hand(size: int, tile: int) -> list[tuple[Variant, int]]:
+    """What is taken with less and less memory, the fastest first, each with its live set for equal tiles."""
+    n, tiles = size, size // tile
+    pairs, stored = n * (n + 1) // 2, tiles * (tiles + 1) // 2 * tile**2
+    sizes = [tile**2] * (tiles * (tiles - 1) // 2) + [tile * (tile + 1) // 2] * tiles
+    kept = (pairs**2 + sum(each**2 for each in sizes)) // 2
+    panel, o2, c, both = tile**2 * pairs, pairs * stored, stored**2, WORKERS * (BATCH + 1) * n * n
+    row, column, rows_of_c = tile**2 * stored, pairs * tile**2, tile**2 * stored
+    found = [
+        (Variant("fused12-34", keeps=True), max(kept + o2, o2 + c)),
+        (Variant("fused12-34", keeps=True, spills_halves=True), max(kept + row, column + c)),
+        (Variant("recompute", parts=((0, tiles),), spills_result=True), max(panel + o2, o2 + rows_of_c)),
+        (Variant("fused12-34", True, (), True, True), max(kept + row, column + rows_of_c)),
+        (Variant("fused12-34", False, (), True, True), max(panel + row, column + rows_of_c)),
+    ]
+    return [(variant, 8 * (words + both + 4 * n * n)) for variant, words in found]
+
+
+@pytest.mark.parametrize(("size", "tile"), [(60, 20), (114, 19), (160, 32)])
+@pytest.mark.parametrize("share", [1.0, 0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05])
+def test_what_is_taken_within_a_budget(size: int, tile: int, share: float) -> None:
+    """The table of docs/transform.md, from live sets that are worked out here."""
+    ways = ways_by_hand(size, tile)
+    budget = int(share * ways[0][1])
+    expected = [(variant, peak) for variant, peak in ways if peak <= budget]
+    if not expected:
+        with pytest.raises(MemoryBudgetError, match="the least is"):
+            plan_transform(uniform(size, tile), budget, WORKERS, Rates(1e11, 3e7))
+        return
+    made = plan_transform(uniform(size, tile), budget, WORKERS, Rates(1e11, 3e7))
+    assert (made.variant, made.peak_bytes) == expected[0]

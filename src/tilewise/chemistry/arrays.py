@@ -158,7 +158,7 @@ def _pack(tensor: BlockTensor, sides: list[Functions]) -> Array:
         [np.searchsorted(offsets[2 * side + i], index, side="right") - 1 for i, index in enumerate(pair)]
         for side, pair in enumerate(sides)
     ]
-    packed = np.zeros([len(pair[0]) for pair in sides])
+    packed = np.zeros([len(pair[0]) for pair in sides], tensor.dtype)
     rows, columns = (_group(*pair) for pair in tiles)
     for ab, row in rows.items():
         for cd, column in columns.items():
@@ -172,6 +172,8 @@ def _pack(tensor: BlockTensor, sides: list[Functions]) -> Array:
 
 def _group(first: Ints, second: Ints) -> dict[tuple[int, int], Ints]:
     """The pairs of each pair of tiles."""
+    if not len(first):
+        return {}
     keys, inverse = np.unique(np.stack([first, second], axis=1), axis=0, return_inverse=True)
     order = np.argsort(inverse.ravel(), kind="stable")
     ends = np.cumsum(np.bincount(inverse.ravel(), minlength=len(keys)))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,7 @@ def transform(
     spaces : Space or sequence of four Space, optional
         Tiles of the orbitals; their `order` permutes the orbitals.  By default tiles of about `tile` orbitals, of one
         irrep each where molecule and orbitals have symmetry: blocks that vanish are neither computed nor stored.
+        Irreps of spaces that are given are believed.
     schedule : str
         ``"auto"``, the fastest that fits, or one of ``"unfused"``, ``"fused12-34"``, ``"recompute"``, ``"fused1234"``,
         ``"fused1234-inner"`` (Rajbhandari et al. 2017).
@@ -145,7 +147,7 @@ def transform(
     >>> mf = scf.RHF(mol).run()
     >>> eri = transform(mol, mf.mo_coeff)
     >>> eri.shape, round(float(eri.to_dense()[0, 0, 0, 0]), 6)
-    ((4, 4, 4, 4), 0.634617)
+    ((4, 4, 4, 4), 0.650225)
     """
     job = Transform(
         mol_or_mf,
@@ -178,8 +180,8 @@ class Transform:
     >>> from tilewise.chemistry import Transform
     >>> mol = gto.M(atom="H 0 0 0; H 0 0 0.74", basis="6-31g", verbose=0)
     >>> job = Transform(mol, scf.RHF(mol).run().mo_coeff, memory="1MB")
-    >>> job.plan().schedule
-    'fused12-34'
+    >>> job.plan().peak_bytes <= 1_000_000
+    True
     """
 
     def __init__(
@@ -203,6 +205,8 @@ class Transform:
             raise InputError(f"The tile size is {size}. Expected at least 1. Pass a number such as tile=32.")
         self.engine = find_engine(engine)
         self.host = hosting(self.engine)
+        if progress is not None and not callable(progress):
+            raise InputError(f"progress={progress!r} cannot be called. Expected a function, or None. Pass print.")
         self.schedule, self.memory, self.progress = schedule, memory, progress
         self.scratch = None if scratch is None else parse_scratch(scratch)
         self.checkpoint = None if checkpoint is None else checkpoint_for(self.engine, checkpoint)
@@ -216,6 +220,11 @@ class Transform:
             for matrix, mode in zip(matrices, modes, strict=True)
         ]
         self.source, self.error_bound = origin.open(self.problem.functions, tol, self.matrices)
+        if isinstance(self.source, FittedVectors) and self.engine.ranks > 1:
+            raise InputError(
+                f"Fitted integrals were given to {self.engine.ranks} ranks. Expected one process, with as many workers "
+                "as there are cores. Use engine='threads', or pass mf.mol for the integrals themselves."
+            )
         if self.checkpoint is not None and isinstance(self.source, FittedVectors):
             raise InputError(
                 f"checkpoint={str(checkpoint)!r} was given with fitted integrals. Expected it with a molecule or an "
@@ -311,6 +320,7 @@ class Transform:
             )
         )
         self.tensor = outcome.tensor
+        self.tensor.engine = self.engine
         self.tensor.error_bound = self.error_bound
         return self.tensor
 
@@ -477,7 +487,8 @@ def screen_pairs(pairs: TilePairs, bounds: Floats, tol: float, matrices: Sequenc
     squares = np.multiply.outer(bounds**2 * copies, bounds**2 * copies)
     order = np.argsort(squares, axis=None)
     total = np.cumsum(squares.ravel()[order]) * (1 + 1e-10)
-    room = (tol / growth) ** 2 if growth > 0 else math.inf
+    share = tol / growth if growth > 0 else math.inf
+    room = share**2 if share < 1e150 else math.inf
     count = int(np.searchsorted(total, room, side="right"))
     needed = np.ones(squares.shape, np.bool_)
     needed.ravel()[order[:count]] = False
@@ -525,6 +536,11 @@ def _find_origin(mol_or_mf: Any, tile: int, antisymmetric: bool) -> Origin:
         raise InputError(
             f"{type(mol_or_mf).__name__} is periodic. Expected a molecule. Use PySCF's own transform for cells."
         )
+    if not len(mol._bas):
+        raise InputError(
+            f"{type(mol_or_mf).__name__} has no functions. Expected a molecule with a basis set. Call mol.build(), or "
+            "pass the integrals as an array."
+        )
     if antisymmetric:
         raise InputError(
             "antisymmetric=True was given with a molecule. Expected it with an array: integrals of functions are "
@@ -546,7 +562,7 @@ def _find_spaces(mol: Any, matrices: Sequence[Floats], spaces: Any, tile: int) -
             labels = irreps[id(matrix)] if labelled else None
             made.setdefault(id(matrix), tile_orbitals(matrix.shape[1], tile, labels))
         return tuple(made[id(matrix)] for matrix in matrices)
-    given = (spaces,) * 4 if isinstance(spaces, Space) else tuple(spaces)
+    given = (spaces,) * 4 if not isinstance(spaces, (list, tuple)) else tuple(spaces)
     sizes = [matrix.shape[1] for matrix in matrices]
     fitting = len(given) == 4 and all(isinstance(space, Space) for space in given)
     if not fitting or [space.size for space in given] != sizes:
@@ -571,6 +587,6 @@ def tile_orbitals(count: int, tile: int, irreps: Ints | None) -> Space:
 
 
 def _parse_tol(tol: Any) -> float:
-    if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 <= tol < math.inf:
+    if isinstance(tol, bool) or not isinstance(tol, Real) or not 0 <= float(tol) < math.inf:
         raise InputError(f"tol={tol!r} is no tolerance. Expected a number >= 0. Leave it away to make all integrals.")
     return float(tol)

@@ -300,6 +300,11 @@ class FittedVectors:
     def of(cls, mf: Any) -> FittedVectors:
         """The vectors of a mean field that fits the density; they are made if they are not there yet."""
         fitting = mf.with_df
+        if not hasattr(fitting, "get_naoaux"):
+            raise InputError(
+                f"{type(mf).__name__} has integrals by {type(fitting).__name__}. Expected density fitting, or none. "
+                "Make the mean field with density_fit(), or pass mf.mol for the integrals themselves."
+            )
         if getattr(fitting, "_cderi", None) is None:
             fitting.build()
         return cls(fitting, int(fitting.get_naoaux()))

@@ -62,7 +62,7 @@ def _schedule_table(plan: TransformPlan) -> Table:
     by_name = {candidate.variant.schedule: candidate for candidate in (plan.chosen, *plan.others)}
     rows = [_schedule_row(by_name[name], plan) for name in SCHEDULES]
     caption = f"Schedules, each in its fastest way within {bytes_text(plan.budget)}"
-    return Table(caption, ("", "flops", "integrals", "memory", "disk", "time", "verdict", "how"), tuple(rows))
+    return Table(caption, ("", "flops", "integrals", "memory", "disk", "bound", "time", "verdict", "how"), tuple(rows))
 
 
 def _schedule_row(candidate: Candidate, plan: TransformPlan) -> tuple[str, ...]:
@@ -79,6 +79,7 @@ def _schedule_row(candidate: Candidate, plan: TransformPlan) -> tuple[str, ...]:
         count_text(cost.integrals),
         bytes_text(cost.peak_bytes),
         bytes_text(cost.moved_bytes),
+        bytes_text(cost.bound_bytes),
         seconds_text(candidate.seconds),
         verdict,
         str(candidate.variant) or "all at once",

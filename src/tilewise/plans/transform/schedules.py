@@ -58,9 +58,9 @@ class Variant:
         if self.parts:
             one, several = ("pass", "passes") if self.schedule == "recompute" else ("slab", "slabs")
             words.append(f"{len(self.parts)} {one if len(self.parts) == 1 else several}")
-        if self.spills_halves or self.spills_result:
-            words.append("half and result on disk" if self.spills_halves and self.spills_result else "")
-            words[-1] = words[-1] or ("half on disk" if self.spills_halves else "result on disk")
+        spilled = [name for name, left in (("half", self.spills_halves), ("result", self.spills_result)) if left]
+        if spilled:
+            words.append(f"{' and '.join(spilled)} on disk")
         return ", ".join(words)
 
 
@@ -131,8 +131,10 @@ def list_variants(problem: Problem, ranks: int = 1) -> Iterator[Variant]:
 
 
 def _cuts(weights: npt.NDArray[np.float64]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Ranges of tiles: few large ones first, then more, down to single tiles."""
+    """Ranges of tiles: few large ones first, then more, down to single tiles; an empty one if there are no tiles."""
     seen = set()
+    if not len(weights):
+        yield ((0, 0),)
     for count in range(1, len(weights) + 1):
         ends = cut_evenly(weights, count).tolist()
         parts = tuple((a, b) for a, b in pairwise(ends) if a < b)
