@@ -80,6 +80,17 @@ def water() -> Any:
     return mean_field(WATER, "cc-pvdz")
 
 
+@pytest.fixture(scope="module")
+def benzene() -> Any:
+    return mean_field(BENZENE, "6-31g")
+
+
+@pytest.fixture(scope="module")
+def ethene() -> Any:
+    """D2h."""
+    return mean_field(ETHENE, "6-31g", symmetry=True)
+
+
 @pytest.mark.parametrize("per_node", NODES)
 @pytest.mark.parametrize("schedule", ["auto", *SCHEDULES])
 @pytest.mark.parametrize("name", ["full", "ovov", "oovv", "ovvv", "four"])
@@ -91,9 +102,10 @@ def test_water(water: Any, name: str, schedule: str, per_node: int | None) -> No
 @pytest.mark.parametrize("per_node", NODES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ["full", "ovov", "four"])
-def test_benzene_and_ethene_with_irreps(name: str, schedule: str, per_node: int | None) -> None:
-    check_molecule(mean_field(BENZENE, "6-31g"), name, schedule, per_node, 16)
-    ethene = mean_field(ETHENE, "6-31g", symmetry=True)
+def test_benzene_and_ethene_with_irreps(
+    benzene: Any, ethene: Any, name: str, schedule: str, per_node: int | None
+) -> None:
+    check_molecule(benzene, name, schedule, per_node, 16)
     check_molecule(ethene, name, schedule, per_node, 4)
 
 

@@ -253,10 +253,8 @@ class Run:
         left = np.array([not self.saved.has(ROW, row) for row in self._every_row.tolist()], np.bool_)
         store = (Kept if self.variant.keeps else Panel)(self.readers, self.account)
         with self._timed("integrals"):
-            if isinstance(store, Kept) and not left.all():
-                _fill(store, left, self._tell)
-            else:
-                store.fill(self._tell)
+            if isinstance(store, Kept):
+                store.fill(left, self._tell)
         return store
 
     def _sources(self, integrals: Kept | Panel | Slab, row: int) -> Sources:
@@ -484,15 +482,6 @@ def _row_of(halves: Halves, row: int) -> Floats:
     length = Halves.elements(halves.problem, np.array([row]), halves.columns)
     begin = int(halves.starts(row)[0]) if length else 0
     return halves.data[begin : begin + length]
-
-
-def _fill(store: Kept, rows: npt.NDArray[np.bool_], told: Callable[[], None]) -> None:
-    """Bring the blocks of integrals that some rows need."""
-    sizes, places = store.readers.functions.sizes, []
-    for row, column in np.argwhere(np.tril(store.readers.needed) & (rows[:, None] | rows)).tolist():
-        begin = store.start[row, column]
-        places.append((row, column, store.data[begin : begin + sizes[row] * sizes[column]]))
-    store.readers.read(places, told)
 
 
 def _read(tensor: BlockTensor, number: int, block: Floats) -> int:

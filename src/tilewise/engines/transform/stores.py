@@ -84,22 +84,34 @@ class Readers:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Kept:
+class Integrals:
+    """A or a part of it, in memory that is let go as a whole."""
+
+    def __init__(self, readers: Readers, account: Account, elements: int, what: str) -> None:
+        self.readers, self.account = readers, account
+        self.data = allocate(account, elements, what)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        release(self.account, self.data)
+        self.data = np.empty(0)
+
+
+class Kept(Integrals):
     """A in memory, one of each two blocks that are equal."""
 
     def __init__(self, readers: Readers, account: Account) -> None:
-        self.readers, self.account, sizes = readers, account, readers.functions.sizes
+        sizes = readers.functions.sizes
         rows, columns = np.tril_indices(len(sizes))
         lengths = np.where(readers.needed[rows, columns], sizes[rows] * sizes[columns], 0)
         self.start = np.full((len(sizes), len(sizes)), -1, np.int64)
         self.start[rows, columns] = np.cumsum(lengths) - lengths
-        self.data = allocate(account, int(lengths.sum()), "The integrals")
+        super().__init__(readers, account, int(lengths.sum()), "The integrals")
 
-    def fill(self, told: Callable[[], None]) -> None:
-        """Bring all blocks."""
-        sizes = self.readers.functions.sizes
-        places = []
-        for row, column in np.argwhere(np.tril(self.readers.needed)).tolist():
+    def fill(self, rows: Bools, told: Callable[[], None]) -> None:
+        """Bring the blocks that some rows need."""
+        sizes, places = self.readers.functions.sizes, []
+        for row, column in np.argwhere(np.tril(self.readers.needed) & (rows[:, None] | rows)).tolist():
             begin = self.start[row, column]
             places.append((row, column, self.data[begin : begin + sizes[row] * sizes[column]]))
         self.readers.read(places, told)
@@ -111,23 +123,14 @@ class Kept:
         strides = np.where(own, sizes, 1), np.where(own, 1, sizes[row])
         return square_sources(self.readers, row, self.data, start, *strides, sign)
 
-    def close(self) -> None:
-        """Let go of everything."""
-        release(self.account, self.data)
-        self.data = np.empty(0)
 
-
-class Panel:
+class Panel(Integrals):
     """A for one pair of tiles of functions at a time."""
 
     def __init__(self, readers: Readers, account: Account) -> None:
-        self.readers, self.account = readers, account
         sizes = readers.functions.sizes
         most = int((sizes * (readers.needed @ sizes)).max(initial=0))
-        self.data = allocate(account, most, "The integrals of a pair of tiles")
-
-    def fill(self, told: Callable[[], None]) -> None:
-        """Nothing is made before it is needed."""
+        super().__init__(readers, account, most, "The integrals of a pair of tiles")
 
     def sources(self, row: int, sign: int) -> Sources:
         """The matrices of a row, made now."""
@@ -137,23 +140,16 @@ class Panel:
         bring_row(self.readers, row, self.data, start, lengths)
         return square_sources(self.readers, row, self.data, start, sizes, np.ones_like(sizes), sign)
 
-    def close(self) -> None:
-        """Let go of everything."""
-        release(self.account, self.data)
-        self.data = np.empty(0)
 
-
-class Slab:
+class Slab(Integrals):
     """A for some pairs of tiles of functions."""
 
     def __init__(self, readers: Readers, account: Account, rows: Ints) -> None:
-        self.readers, self.account, self.rows = readers, account, rows
-        functions = readers.functions
-        sizes = functions.sizes
+        self.rows, sizes = rows, readers.functions.sizes
         lengths = np.where(readers.needed[rows], sizes[rows, None] * sizes, 0)
         self.lengths = lengths
         self.start = (np.cumsum(lengths) - lengths.ravel()).reshape(lengths.shape)
-        self.data = allocate(account, int(lengths.sum()), "A slab of integrals")
+        super().__init__(readers, account, int(lengths.sum()), "A slab of integrals")
 
     def fill(self, told: Callable[[], None]) -> None:
         """Bring all blocks."""
@@ -166,11 +162,6 @@ class Slab:
         sizes = self.readers.functions.sizes
         start = self.start[np.searchsorted(self.rows, row)]
         return square_sources(self.readers, row, self.data, start, sizes, np.ones_like(sizes), sign)
-
-    def close(self) -> None:
-        """Let go of everything."""
-        release(self.account, self.data)
-        self.data = np.empty(0)
 
 
 def bring_row(readers: Readers, row: int, data: Floats, start: Ints, lengths: Ints) -> None:

@@ -51,15 +51,13 @@ class FittedSizes:
     def fixed(self) -> int:
         """Matrices, buffers of workers and vectors of orbitals."""
         n = self.problem.size
-        factors = n * sum(space.size for side in self.problem.sides for space in side.spaces)
-        return WORD * factors + WORD * self.workers * (BATCH * n * n + self.orbitals * n) + self.made
+        room = self.workers * (BATCH * n * n + self.orbitals * n)
+        return WORD * (self.problem.matrix_elements + room) + self.made
 
     @property
     def result(self) -> int:
         """Matrices, vectors of orbitals and the result."""
-        n = self.problem.size
-        factors = n * sum(space.size for side in self.problem.sides for space in side.spaces)
-        return WORD * factors + self.made + WORD * self.problem.result.nnz_elements
+        return WORD * (self.problem.matrix_elements + self.problem.result.nnz_elements) + self.made
 
     def at_once(self, budget: int) -> int:
         """Vectors of functions that are brought at a time; if there is no room for one, an error says what would do."""

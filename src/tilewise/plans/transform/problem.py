@@ -143,6 +143,11 @@ class Problem:
         """Number of functions."""
         return self.functions.spaces[0].size
 
+    @property
+    def matrix_elements(self) -> int:
+        """Elements of the four matrices."""
+        return self.size * sum(space.size for side in self.sides for space in side.spaces)
+
     @cached_property
     def row_elements(self) -> Ints:
         """Elements of A that each pair of functions needs."""

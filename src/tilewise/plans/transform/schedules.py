@@ -213,7 +213,7 @@ class Sizes:
     @property
     def factors(self) -> int:
         """The four matrices."""
-        return WORD * self.problem.size * sum(space.size for side in self.problem.sides for space in side.spaces)
+        return WORD * self.problem.matrix_elements
 
     @property
     def panel(self) -> int:
