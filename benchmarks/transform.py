@@ -300,6 +300,8 @@ def grow(args: argparse.Namespace) -> None:
                 Transform(*problem, schedule=args.schedule, tile=24, memory=1).plan()
             except tw.MemoryBudgetError as error:
                 memory = int(1.2 * error.least_bytes)
+        if args.share < 1:  # so little that halves, and then the result, go to disk
+            memory = int(args.share * Transform(*problem, schedule=args.schedule, tile=24).plan().peak_bytes)
         job = Transform(*problem, schedule=args.schedule, tile=24, memory=memory)
         plan = job.plan()
         measured = growth_of(job.kernel)
@@ -311,10 +313,11 @@ def part_memory(args: argparse.Namespace) -> None:
     from tilewise.plans.transform import SCHEDULES
 
     rows, command = [], [sys.executable, __file__, "--threads", str(args.threads)]
-    for schedule in SCHEDULES:
+    for schedule, share in (*((each, 1.0) for each in SCHEDULES), ("fused12-34", 0.7), ("fused12-34", 0.4)):
         for name, count in SIZES:
+            chosen = json.dumps([waters(count), "aug-cc-pvdz"])
             done = subprocess.run(
-                [*command, "--schedule", schedule, "--molecule", json.dumps([waters(count), "aug-cc-pvdz"])],
+                [*command, "--schedule", schedule, "--share", str(share), "--molecule", chosen],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -464,6 +467,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--worker", choices=sorted(CONTENDERS), help=argparse.SUPPRESS)
     parser.add_argument("--molecule", help=argparse.SUPPRESS)
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=float, default=1.0, help=argparse.SUPPRESS)
     parser.add_argument("--schedule", help=argparse.SUPPRESS)
     parser.add_argument("--confine", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

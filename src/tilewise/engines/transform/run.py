@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -23,7 +23,7 @@ from tilewise.engines.transform.team import Alone, Team
 from tilewise.patterns import Pattern
 from tilewise.plans.transform import Problem
 from tilewise.plans.transform.deal import Task
-from tilewise.plans.transform.schedules import Sizes, Variant, deal_for, pairs_in, pairs_touching
+from tilewise.plans.transform.schedules import Sizes, Variant, cost_of, deal_for, pairs_in, pairs_touching
 from tilewise.spaces import Space
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.files import ScratchFile
@@ -147,9 +147,10 @@ class Run:
 
     def all(self) -> Outcome:
         """Run the schedule."""
-        # Memory that is kept for the next run is only for schedules that ask for the same pieces again.
-        kept = nullcontext() if self.variant.schedule == "fused12-34" else self.host.memory.keeping(0)
-        with kept:
+        # Memory is kept for the next run only by schedules that ask for the same pieces again, and within the budget.
+        again = self.variant.schedule == "fused12-34"
+        peak = cost_of(self.problem, self.variant, self.host.workers, self.team.deal).peak_bytes
+        with self.host.memory.keeping(self.account.budget - peak if again else 0):
             return self._all()
 
     def _all(self) -> Outcome:
@@ -217,9 +218,14 @@ class Run:
     def _spilled_pairs(self) -> None:
         if not self._pairs_left(self._every_tile):
             return
-        problem, account = self.problem, self.account
-        pairs = Space(problem.functions.sizes), Space(problem.first.sizes)
+        pairs = Space(self.problem.functions.sizes), Space(self.problem.first.sizes)
         file = ScratchFile(Pattern.dense(pairs), KIND, self.scratch)
+        self._spill_halves(file)
+        self._second_half_of(file)
+
+    def _spill_halves(self, file: ScratchFile) -> None:
+        """O2 row by row to a file; the integrals, and what has views of them, are let go."""
+        problem, account = self.problem, self.account
         integrals = self._integrals()
         data = allocate(account, problem.functions.largest * problem.first.elements, "A part of O2")
         tasks = self.team.deal.tasks(self._every_row, self._every_tile)
@@ -237,8 +243,6 @@ class Run:
         self.passes.release(room)
         integrals.close()
         release(account, data)
-        del data, halves, room
-        self._second_half_of(file)
 
     # Halves
 
