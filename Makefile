@@ -5,7 +5,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 PROCESSES ?= 2
-ENERGY_ARGS ?= examples/water.xyz --basis cc-pvdz --method mp2 --explain
+ENERGY_ARGS ?= examples/ethene.xyz --basis cc-pvdz --method ccsd --frozen core --explain
 BENCH_ARGS ?=
 
 # Paths are relative, so that a checkout whose own path has spaces works.
@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-energy: $(USE) ## MP2 energy of water through block tensors (ENERGY_ARGS= for another)
+energy: $(USE) ## CCSD energy of ethene, with progress and the explained plan (ENERGY_ARGS= for another)
 	@$(BIN)/tilewise energy $(ENERGY_ARGS)
 
 test: lint types imports ## all checks: lint, types, imports and the tests that are not slow

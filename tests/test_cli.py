@@ -44,7 +44,10 @@ def test_unknown_usage_exits_with_2(arguments: list[str], capsys: pytest.Capture
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
-    assert "usage: tilewise" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith("tilewise: ")
+    assert told.count("\n") == 1
+    assert "--help` for what is expected" in told
 
 
 # plan
@@ -148,46 +151,6 @@ def test_doctor_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["stored"] == str(Machine.host_file())
     assert facts["packages"]["numpy"]
     assert facts["extras"]["matplotlib"]["install"] == "pip install 'tilewise[plot]'"
-
-
-# energy
-
-HYDROGEN = "2\nbond of 0.74 Angstrom\nH 0 0 0\nH 0 0 0.74\n"
-
-
-def test_energy_is_printed_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pytest.importorskip("pyscf")
-    molecule, target = tmp_path / "h2.xyz", tmp_path / "out.json"
-    molecule.write_text(HYDROGEN)
-    assert main(["energy", str(molecule), "--basis", "6-31g", "--json", str(target), "--workers", "1"]) == 0
-    out = capsys.readouterr().out
-    found = json.loads(target.read_text())
-    assert found["e_tot"] == pytest.approx(found["e_hf"] + found["e_corr"])
-    for label, name in (("E(HF)", "e_hf"), ("E_corr(MP2)", "e_corr"), ("E_tot(MP2)", "e_tot")):
-        assert f"{label:<16} = {found[name]:18.10f} Eh" in out
-    assert main(["energy", str(molecule), "--basis", "6-31g", "--json", str(tmp_path / "no" / "out.json")]) == 2
-    assert "Correct --json" in capsys.readouterr().err
-
-
-def test_energy_of_an_unknown_method_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pytest.importorskip("pyscf")
-    molecule = tmp_path / "h2.xyz"
-    molecule.write_text(HYDROGEN)
-    assert main(["energy", str(molecule), "--method", "magic"]) == 2
-    assert "magic" in capsys.readouterr().err
-
-
-def test_a_budget_that_is_too_small_has_one_remedy(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("pyscf")
-    molecule = tmp_path / "h2.xyz"
-    molecule.write_text(HYDROGEN)
-    monkeypatch.setenv("TILEWISE_MEMORY", "1B")
-    assert main(["energy", str(molecule), "--basis", "6-31g"]) == 2
-    error = capsys.readouterr().err
-    assert "cannot run in 1 bytes" in error
-    assert "Use larger tiles" not in error
 
 
 def test_errors_of_any_depth_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,8 @@ def pages() -> list[Path]:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_of_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # Temporary files of mean fields that nobody closes would be warnings, which are errors here.
+    monkeypatch.setattr("pyscf.scf.hf.MUTE_CHKFILE", True)
     run_page(page)
 
 

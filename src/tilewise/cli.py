@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
+import shlex
 import sys
-import zipfile
-import zlib
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, NoReturn
 
 import tilewise as tw
-from tilewise.errors import InputError, StorageError, TilewiseError
+from tilewise.errors import ConvergenceError, InputError, Interrupted, NonFiniteError, TilewiseError
 from tilewise.machine import Machine
+from tilewise.reports.energy_page import EnergyPage, versions, write_energy_page
 from tilewise.reports.host import describe_host, host_report, version_of
+from tilewise.reports.live import Progress
+from tilewise.reports.plots import new_figure
 from tilewise.reports.tables import print_report, show
 from tilewise.tensors import Engine
-from tilewise.tensors.drafts import draft
 
 if TYPE_CHECKING:
-    from tilewise.chemistry.energy import EnergyResult
+    from tilewise.chemistry.chkfile import SavedMeanField
+    from tilewise.chemistry.energy import Calculation, EnergyResult
 
+    _Commands = argparse._SubParsersAction["_Parser"]
 WRONG = 2
 """Exit code after an error of the input."""
+
+UNCONVERGED = 3
+"""Exit code after an iteration that has not converged."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -39,9 +41,38 @@ EXPECTED = (TilewiseError, KeyboardInterrupt, MemoryError)
 """What ends the command with a line, not with a traceback."""
 
 
+GOES_ON = 75
+"""Exit code after a signal that the run can go on from: EX_TEMPFAIL, "try again" to a batch system."""
+
+CODES = (
+    (KeyboardInterrupt, INTERRUPTED),
+    (Interrupted, GOES_ON),
+    ((ConvergenceError, NonFiniteError), UNCONVERGED),
+    (TilewiseError, WRONG),
+)
+"""Exit codes of errors; the first that suits is taken."""
+
+RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+"""Variables in which launchers say which rank a process is."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Answers wrong usage with one line, of the first rank."""
+
+    def error(self, message: str) -> NoReturn:
+        rank = next((os.environ[name] for name in RANKS if name in os.environ), "0")
+        line = f"tilewise: {message}. Run `{self.prog} --help` for what is expected.\n"
+        self.exit(WRONG, line if rank == "0" else "")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code: 0, 1 without memory, 2 for an error of the input, 130 after Ctrl-C."""
+    """Run the command and return its exit code.
+
+    It is 0, 1 without memory, 2 for an error of the input, 3 if an iteration has not converged, 75 after a signal that
+    the run can go on from, 130 after Ctrl-C.
+    """
     args = _parser().parse_args(argv)
+    args.command = shlex.join(["tilewise", *(sys.argv[1:] if argv is None else argv)])
     try:
         code: int = args.run(args)
         sys.stdout.flush()
@@ -56,9 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tilewise", description="Contractions of block-sparse tensors, planned first."
-    )
+    parser = _Parser(prog="tilewise", description="Contractions of block-sparse tensors, planned first.")
     parser.add_argument(
         "--version", action="version", version=f"tilewise {version_of('tilewise') or '(not installed)'}"
     )
@@ -72,39 +101,141 @@ def _parser() -> argparse.ArgumentParser:
 
 # tilewise energy
 
+CYCLES = ("max_cycle", "conv_tol", "conv_tol_normt", "diis_space")
+"""Options of methods that iterate."""
 
-def _add_energy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("energy", help="energy of a molecule", description="Energy of a molecule.")
-    parser.add_argument("molecule", type=Path, help="an .xyz file, coordinates in Angstrom")
-    parser.add_argument("--basis", default="cc-pvdz", help="basis set (default: %(default)s)")
-    parser.add_argument("--method", default="mp2", help="method (default: %(default)s)")
-    parser.add_argument("--frozen", type=int, default=0, metavar="N", help="lowest orbitals that are not correlated")
-    parser.add_argument("--charge", type=int, default=0, help="total charge (default: 0)")
-    parser.add_argument("--spin", type=int, default=0, help="unpaired electrons (default: 0)")
-    parser.add_argument("--workers", type=int, metavar="N", help="threads (default: all cores)")
-    parser.add_argument("--engine", choices=("threads", "mpi"), default="threads", help="mpi: under mpiexec")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to a file as well")
-    parser.add_argument("--explain", action="store_true", help="print the plan of the transformation as well")
+EXITS = """
+exit codes:
+  0    done
+  1    not enough memory
+  2    the input is wrong; one line says what to do
+  3    the amplitudes have not converged; one line says why and what to try
+  75   with --checkpoint, stopped by SIGTERM or SIGUSR1; the same command goes on from there
+  130  stopped by Ctrl-C
+
+examples:
+  tilewise energy mol.xyz --basis cc-pvdz --method ccsd --frozen core --memory 8GB --report out
+  tilewise energy mf.chk --method "ccsd(t)" --checkpoint run.h5
+  mpiexec -n 4 tilewise energy mol.xyz --method ccsd --engine mpi
+"""
+
+
+def _add_energy(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "energy",
+        help="energy of a molecule",
+        description="Correlation energy of a closed-shell molecule, with progress on the standard error.",
+        epilog=EXITS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "input",
+        type=Path,
+        metavar="INPUT",
+        help="an .xyz file with coordinates in Angstrom, a checkpoint of PySCF, or an FCIDUMP file",
+    )
+    _add_molecule_options(parser.add_argument_group("what is computed"))
+    _add_run_options(parser.add_argument_group("how it is run"))
+    _add_cycle_options(parser.add_argument_group("methods that iterate"))
+    results = parser.add_argument_group("results")
+    results.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file as well")
+    results.add_argument("--report", type=Path, metavar="DIR", help="write a page with pictures, DIR/index.html")
+    results.add_argument("--explain", action="store_true", help="print the plan as well, with measured times")
+    results.add_argument("--plan", action="store_true", help="say what would be done, and stop")
     parser.set_defaults(run=_energy)
 
 
-def _energy(args: argparse.Namespace) -> int:
-    from tilewise.chemistry.energy import run
+def _add_molecule_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--basis", help="basis set for an .xyz file (default: cc-pvdz)")
+    group.add_argument("--method", default="mp2", help="mp2, drccd, ccd, ccsd or ccsd(t) (default: %(default)s)")
+    group.add_argument(
+        "--frozen",
+        metavar="N|LIST|core",
+        help="orbitals that are not correlated: the N lowest, a list such as 0,1,25, or the usual core",
+    )
+    group.add_argument("--charge", type=int, help="total charge for an .xyz file (default: 0)")
+    group.add_argument("--spin", type=int, default=0, help="unpaired electrons: 0, shells have to be closed")
+    group.add_argument(
+        "--symmetry", action=argparse.BooleanOptionalAction, default=True, help="use the point group (default: yes)"
+    )
+    group.add_argument("--integrals", metavar="KIND", help="exact, df (density fitting) or cholesky (default: exact)")
+    group.add_argument("--auxbasis", metavar="NAME", help="auxiliary basis set for --integrals df")
 
-    _check_folder(args.json, "--json")
-    with _ranks(args) as engine:
-        result = run(
-            args.molecule,
-            basis=args.basis,
-            method=args.method,
-            frozen=args.frozen,
-            charge=args.charge,
-            spin=args.spin,
-            progress=_say if engine.rank == 0 else _say_nothing,
-        )
-    if engine.rank == 0:
-        _print_energy(args, result)
-    return 0
+
+def _add_run_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--memory", metavar="SIZE", help="most that may be held, such as 8GB (default: 80 %% of free)")
+    group.add_argument("--scratch", type=Path, metavar="DIR", help="folder for what does not fit")
+    group.add_argument("--tile", type=int, metavar="N", help="about how many orbitals a tile holds")
+    group.add_argument("--engine", choices=("threads", "mpi"), default="threads", help="mpi: under mpiexec")
+    group.add_argument("--workers", type=int, metavar="N", help="threads (default: all cores)")
+
+
+def _add_cycle_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--checkpoint", type=Path, metavar="FILE", help="keep each cycle, so that the same command goes on from there"
+    )
+    group.add_argument("--reproducible", action="store_true", help="the same bits for any number of workers and ranks")
+    group.add_argument("--max-cycle", type=int, metavar="N", help="most cycles (default: 50)")
+    group.add_argument("--conv-tol", type=float, metavar="E", help="change of the energy, hartree (default: 1e-7)")
+    group.add_argument("--conv-tol-normt", type=float, metavar="T", help="norm of the step (default: 1e-5)")
+    group.add_argument("--diis-space", type=int, metavar="N", help="amplitudes that DIIS combines (default: 6)")
+    group.add_argument("--force", action="store_true", help="(T) of amplitudes that have not converged, too")
+
+
+def _energy(args: argparse.Namespace) -> int:
+    from tilewise.chemistry.energy import stopping_at_signals
+
+    with _ranks(args) as engine, stopping_at_signals(args.checkpoint):
+        if not args.plan:
+            engine.agree(lambda: _check_outputs(args), once=True)
+        with Progress() if engine.rank == 0 else nullcontext() as progress:
+            job = _prepare(args, progress)
+            if args.plan:
+                explanation = job.explanation
+            else:
+                result = job.run()
+    if engine.rank != 0:
+        return 0 if args.plan or result.converged else UNCONVERGED
+    if args.plan:
+        print(explanation)
+        return 0
+    _print_energy(args, result)
+    _write_results(args, job, result)
+    if result.converged:
+        return 0
+    print(f"tilewise: {result.reason}", file=sys.stderr)
+    return UNCONVERGED
+
+
+def _prepare(args: argparse.Namespace, progress: Progress | None) -> Calculation:
+    from tilewise.chemistry.energy import prepare
+
+    names = ("integrals", "auxbasis", "memory", "scratch", "tile", "checkpoint", "reproducible", "force")
+    options = {name: getattr(args, name) for name in (*names, *CYCLES)}
+    job = prepare(
+        args.input,
+        method=args.method,
+        basis=args.basis,
+        frozen=_parse_frozen(args.frozen),
+        charge=args.charge,
+        spin=args.spin,
+        symmetry=args.symmetry,
+        progress=_say_nothing if progress is None else progress.tell,
+        **options,
+    )
+    if progress is not None and hasattr(job.method, "callback"):
+        job.method.callback, progress.limits = progress.note, job.limits
+    return job
+
+
+def _parse_frozen(text: str | None) -> int | list[int] | str | None:
+    """A number of orbitals, a list of them, or a word."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.lstrip("-").isdecimal() for word in words):
+        return text.strip().lower()
+    return [int(word) for word in words] if "," in text else int(words[0])
 
 
 @contextmanager
@@ -116,38 +247,96 @@ def _ranks(args: argparse.Namespace) -> Iterator[Engine]:
             yield engine
         except EXPECTED as error:
             engine.abandon(SystemExit(_exit_code(error)), _line(error))
+            if engine.ranks > 1:  # a launcher that ends already has not ended us, but all is said
+                os._exit(_exit_code(error))
             raise
         except BaseException as error:
             engine.abandon(error)
             raise
 
 
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Raise before a long run if its results could not be written."""
+    _check_folder(args.json, "--json")
+    if args.json is not None and args.json.is_dir():
+        raise InputError(f"{args.json} is a folder. The name of a file is expected. Correct --json.")
+    if args.report is not None:
+        new_figure(1, 1)  # there is nothing to draw with if this fails
+        try:
+            args.report.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(args.report, "--report", error) from error
+        _check_folder(args.report / "index.html", "--report")
+
+
 def _check_folder(path: Path | None, option: str) -> None:
     """Raise before a long run if its result could not be written."""
-    if path is not None and not path.parent.is_dir():
+    if path is None:
+        return
+    if not path.parent.is_dir():
         raise InputError(f"{path.parent} is no folder. A file in a folder that exists is expected. Correct {option}.")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise _unwritable(path, option, error) from error
+
+
+def _unwritable(path: Path, option: str, error: OSError) -> InputError:
+    return InputError(
+        f"{path} cannot be written ({error.strerror}). A place in a folder that can be written to is expected. Correct "
+        f"{option}."
+    )
 
 
 def _print_energy(args: argparse.Namespace, result: EnergyResult) -> None:
-    name = result.method.upper()
     if args.explain:
         print(f"{result.explanation}\n")
-    print(f"{args.molecule.name}: {name}/{result.basis}, {result.natoms} atoms, {result.nbasis} basis functions")
-    print(f"{result.nocc} occupied and {result.nvir} virtual orbitals correlated, {args.frozen} frozen\n")
-    for label, value in (("E(HF)", result.e_hf), (f"E_corr({name})", result.e_corr), (f"E_tot({name})", result.e_tot)):
-        print(f"{label:<16} = {value:18.10f} Eh")
-    print(f"\n{result.seconds:.1f} s")
+    print(f"{args.input.name}: {result.headline}")
+    print(f"{result.nocc} occupied and {result.nvir} virtual orbitals correlated, {result.nfrozen} frozen\n")
+    for label, value in result.energies():
+        name, _, mark = label.partition(" ")
+        print(f"{name:<16} = {value:18.10f} Eh {mark}".rstrip())
+    if result.verdict:
+        print(f"\n{result.verdict}")
+    print(f"{'' if result.verdict else chr(10)}{result.seconds:.1f} s")
+
+
+def _write_results(args: argparse.Namespace, job: Calculation, result: EnergyResult) -> None:
+    """The files that were asked for."""
     if args.json is not None:
-        _write_json(args.json, {"molecule": str(args.molecule), "frozen": args.frozen, **asdict(result)})
+        facts = {"input": str(args.input), "command": args.command, "versions": versions()}
+        _write_json(args.json, facts | result.to_dict())
+    if args.report is not None:
+        print(f"report in {write_energy_page(args.report, _page(args, job, result))}")
+
+
+def _page(args: argparse.Namespace, job: Calculation, result: EnergyResult) -> EnergyPage:
+    return EnergyPage(
+        title=f"{result.title} of {args.input.name}",
+        command=args.command,
+        verdict=result.verdict or "done",
+        good=result.converged,
+        advice="" if result.converged else result.reason,
+        energies=result.energies(),
+        facts=result.facts(),
+        cycles=[(cycle.number, cycle.change, cycle.norm) for cycle in result.history],
+        limits=job.limits,
+        steps=job.steps,
+        budget=result.plan.get("budget_bytes", 0),
+        held=job.held,
+        reserved=result.plan.get("reserved_bytes", 0),
+        patterns=job.patterns(),
+        explanation=job.explanation_html,
+        versions=versions(),
+    )
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:
     try:
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be written ({error.strerror}). A file in a folder that exists is expected. Correct --json."
-        ) from error
+        raise _unwritable(path, "--json", error) from error
 
 
 def _line(error: BaseException) -> str:
@@ -160,9 +349,10 @@ def _line(error: BaseException) -> str:
 
 
 def _exit_code(error: BaseException) -> int:
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
-    return WRONG if isinstance(error, TilewiseError) else 1
+    for kind, code in CODES:
+        if isinstance(error, kind):
+            return code
+    return 1
 
 
 def _say_nothing(line: str) -> None:
@@ -177,7 +367,7 @@ def _say(line: str) -> None:
 # tilewise transform
 
 
-def _add_transform(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_transform(commands: _Commands) -> None:
     parser = commands.add_parser(
         "transform",
         help="integrals over the orbitals of a molecule",
@@ -214,6 +404,7 @@ def _add_transform(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 
 def _transform(args: argparse.Namespace) -> int:
     from tilewise.chemistry.four_index import Transform, checkpoint_for
+    from tilewise.chemistry.inputs import orbital_file
     from tilewise.chemistry.orbitals import named_orbitals
 
     _check_folder(args.out, "--out")
@@ -241,7 +432,7 @@ def _transform(args: argparse.Namespace) -> int:
             if args.out is not None:
                 result.save(args.out)
             if args.checkpoint is not None:
-                _orbital_file(args.checkpoint).unlink(missing_ok=True)
+                orbital_file(args.checkpoint).unlink(missing_ok=True)
         if engine.rank == 0:
             print(plan.explain())
             if not args.plan:
@@ -249,55 +440,16 @@ def _transform(args: argparse.Namespace) -> int:
     return 0
 
 
-def _mean_field(args: argparse.Namespace, say: Callable[[str], None]) -> Any:
-    from tilewise.chemistry.energy import check_electrons
+def _mean_field(args: argparse.Namespace, say: Callable[[str], None]) -> SavedMeanField:
     from tilewise.chemistry.geometry import read_xyz
-    from tilewise.chemistry.integrals import hartree_fock, make_molecule
+    from tilewise.chemistry.inputs import check_electrons, molecule_mean_field, orbital_file
+    from tilewise.chemistry.integrals import make_molecule
 
     geometry = read_xyz(args.molecule)
     check_electrons(geometry, args.charge, 0)
     mol = make_molecule(geometry, args.basis, args.charge, symmetry=args.symmetry)
-    kept = None if args.checkpoint is None else _orbital_file(args.checkpoint)
-    if kept is not None and kept.exists():
-        say(f"Hartree-Fock: orbitals from {kept}")
-        return _read_orbitals(kept, mol)
-    say(f"Hartree-Fock: {geometry.natoms} atoms, {mol.nao} functions, {mol.nelectron} electrons")
-    mf = hartree_fock(mol)
-    if kept is not None and not args.plan:
-        _write_orbitals(kept, mf)
-    return mf
-
-
-def _orbital_file(checkpoint: Path) -> Path:
-    """Where the orbitals of a transform are: a second Hartree-Fock gives others, by rounding and by signs."""
-    return checkpoint.with_name(f"{checkpoint.name}.orbitals")
-
-
-def _digest_molecule(mol: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    summary = hashlib.blake2b(f"{mol.cart} {mol.nelectron} {mol.spin} {mol.groupname}".encode())
-    for table in (mol._atm, mol._bas, mol._env, mol._ecpbas):
-        summary.update(np.ascontiguousarray(table).tobytes())
-    return np.frombuffer(summary.digest(), np.uint8)
-
-
-def _write_orbitals(path: Path, mf: Any) -> None:
-    with draft(path) as handle, os.fdopen(os.dup(handle), "wb") as stream:
-        np.savez(stream, molecule=_digest_molecule(mf.mol), mo_coeff=mf.mo_coeff, mo_occ=mf.mo_occ)
-
-
-def _read_orbitals(path: Path, mol: Any) -> Any:
-    """What `_write_orbitals` wrote, for the same molecule."""
-    remedy = f"Remove it and {path.stem}, or name another with --checkpoint."
-    try:
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            found, coefficients, occupations = (arrays[name] for name in ("molecule", "mo_coeff", "mo_occ"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise StorageError(
-            f"{path} cannot be read: {error}. Expected orbitals as they were written. {remedy}"
-        ) from error
-    if not np.array_equal(found, _digest_molecule(mol)):
-        raise InputError(f"{path} has the orbitals of another molecule or basis. Expected those of this one. {remedy}")
-    return SimpleNamespace(mol=mol, mo_coeff=coefficients, mo_occ=occupations)
+    kept = None if args.checkpoint is None else orbital_file(args.checkpoint)
+    return molecule_mean_field(mol, say, kept, keeps=not args.plan)
 
 
 def _print_transform(args: argparse.Namespace, result: tw.BlockTensor, norm: float) -> None:
@@ -310,7 +462,7 @@ def _print_transform(args: argparse.Namespace, result: tw.BlockTensor, norm: flo
 # tilewise plan
 
 
-def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_plan(commands: _Commands) -> None:
     parser = commands.add_parser(
         "plan",
         help="what a contraction of random patterns would cost",
@@ -408,7 +560,7 @@ def _parse_densities(text: str, operands: int) -> list[float]:
 # tilewise doctor
 
 
-def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_doctor(commands: _Commands) -> None:
     parser = commands.add_parser(
         "doctor",
         help="what this computer has; measures its rates",

@@ -40,3 +40,43 @@ class StorageError(TilewiseError, OSError):
 
 class MissingPackageError(TilewiseError, ImportError):
     """An optional package is needed; the text names the extra that brings it."""
+
+
+class ConvergenceError(TilewiseError, RuntimeError):
+    """Something was asked for that only converged amplitudes give; the text says why they are not."""
+
+
+class NonFiniteError(TilewiseError, ArithmeticError):
+    """Elements that are infinite or no numbers; the text names the tensor, the block and the term that made them.
+
+    Parameters
+    ----------
+    text : str
+        What is wrong, and the remedy.
+    tensor, term : str
+        Names of the tensor and of the term; empty if nobody knows.
+    block : tuple of int
+        The first such block.
+    """
+
+    def __init__(self, text: str, tensor: str = "", block: tuple[int, ...] = (), term: str = "") -> None:
+        super().__init__(text)
+        self.tensor = tensor
+        self.block = block
+        self.term = term
+
+
+class Interrupted(TilewiseError):
+    """A signal asked the run to end; the text says where it goes on.
+
+    Parameters
+    ----------
+    text : str
+        What happened, and the remedy.
+    signal : str
+        Name of the signal, such as ``"SIGTERM"``.
+    """
+
+    def __init__(self, text: str, signal: str = "") -> None:
+        super().__init__(text)
+        self.signal = signal

@@ -17,9 +17,10 @@ def make_mol(atom: str, basis: Any, **options: Any) -> Any:
     return gto.M(atom=atom, basis=basis, verbose=0, **options)
 
 
-def mean_field(atom: str, basis: Any, **options: Any) -> Any:
+def mean_field(atom: str, basis: Any, *, density_fit: bool = False, **options: Any) -> Any:
     """A converged restricted Hartree-Fock object."""
-    return scf.RHF(make_mol(atom, basis, **options)).run(conv_tol=1e-11)
+    solver = scf.RHF(make_mol(atom, basis, **options))
+    return (solver.density_fit() if density_fit else solver).run(conv_tol=1e-11)
 
 
 def pyscf_mp2(mf: Any, frozen: Any = 0) -> float:

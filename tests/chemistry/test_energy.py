@@ -22,9 +22,25 @@ def test_equals_pyscf_on_the_file_of_the_examples() -> None:
     assert (result.method, result.basis) == ("mp2", "cc-pvdz")
     assert (result.natoms, result.nbasis, result.nocc, result.nvir) == (3, 24, 4, 19)
     assert result.seconds > 0
-    assert "pqrs,pi,qa,rj,sb->ijab" in result.explanation
+    assert "Transform of 24 functions" in result.explanation
+    assert lines[0] == f"Input: {WATER_FILE}, taken as the atoms of a molecule (.xyz)"
     assert lines[1] == "Hartree-Fock: 3 atoms, 24 functions, 10 electrons"
     assert lines[-1].startswith("E(MP2) = -76.2")
+
+
+def test_a_calculation_is_planned_before_it_runs() -> None:
+    made = energy.prepare(WATER_FILE, basis="6-31g", method="CCSD", frozen="core", memory="1GB", integrals=None)
+    assert made.method.e_corr is None
+    assert made.source.frozen_count == 1
+    assert (made.limits, made.source.group) == ((1e-7, 1e-5), "C2v")
+    assert "projected" in made.explanation
+    assert made.patterns() == {}
+    result = made.run()
+    assert "measured" in made.explanation
+    assert list(made.patterns()) == ["t2[iajb]", "ovvv[akcd]"]
+    assert result.plan["budget_bytes"] == 10**9
+    assert made.held == {"DIIS": result.plan["held_bytes"]["DIIS"]}
+    assert "E(HF)" in dict(result.energies())
 
 
 @pytest.mark.parametrize(("text", "charge"), [("1\n\nHe 0 0 0\n", 0), ("1\n\nLi 0 0 0\n", 1), ("1\n\nH 0 0 0", -1)])
@@ -40,8 +56,8 @@ def test_two_electrons(tmp_path: Path, text: str, charge: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"xyz_path": Path("absent.xyz")}, "There is no file absent.xyz"),
-        ({"method": "ccsdtq"}, "no method 'ccsdtq'. Expected one of: mp2"),
+        ({"path": Path("absent.xyz")}, "There is no file absent.xyz"),
+        ({"method": "ccsdtq"}, "no method 'ccsdtq'. Expected one of: mp2, drccd"),
         ({"method": None}, "no method None"),
         ({"basis": "nothing"}, "no basis set 'nothing' for the element H"),
         ({"charge": 1}, "9 electrons at charge 1, an odd number.*charge=2 or charge=0"),
@@ -51,14 +67,18 @@ def test_two_electrons(tmp_path: Path, text: str, charge: int) -> None:
         ({"spin": 2}, "spin=2 asks for 2 unpaired electrons"),
         ({"frozen": 5}, "frozen=5 leaves none of the 5 occupied orbitals"),
         ({"frozen": -1}, "frozen=-1 is negative"),
-        ({"frozen": "1"}, "frozen= is '1'"),
+        ({"frozen": "1"}, "frozen='1' is unknown"),
+        ({"frozen": 1.5}, "frozen= is 1.5|orbitals of frozen="),
+        ({"memory": "much"}, "memory='much' is no amount of memory"),
+        ({"method": "ccsd", "conv_tol": -1.0}, "conv_tol=-1.0 is no tolerance"),
+        ({"max_cycle": 3}, "max_cycle=3 was given with MP2, which does not iterate"),
     ],
 )
 def test_rejects_before_the_mean_field(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(mol: object) -> None:
         raise AssertionError("a wrong input should be found before the mean field is computed")
 
-    monkeypatch.setattr(energy, "hartree_fock", refuse)
-    arguments: dict[str, Any] = {"xyz_path": WATER_FILE, "basis": "6-31g", "method": "mp2"} | changes
+    monkeypatch.setattr("tilewise.chemistry.inputs.hartree_fock", refuse)
+    arguments: dict[str, Any] = {"path": WATER_FILE, "basis": "6-31g", "method": "mp2"} | changes
     with pytest.raises(InputError, match=message):
-        energy.run(arguments.pop("xyz_path"), **arguments)
+        energy.run(arguments.pop("path"), **arguments)

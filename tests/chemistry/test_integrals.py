@@ -11,13 +11,14 @@ from chemistry.molecules import ETHENE, HELIUM_CHAIN, HYDROGEN, WATER, make_mol
 from tilewise.chemistry.geometry import Geometry
 from tilewise.chemistry.integrals import (
     AtomicOrbitals,
-    coulomb_integrals,
+    CoulombSource,
+    fock_matrix,
     hartree_fock,
     make_molecule,
-    screen_coulomb,
+    pair_bounds,
 )
 from tilewise.errors import InputError, MissingPackageError
-from tilewise.patterns import expand
+from tilewise.plans.transform import TilePairs
 
 
 def atom(symbol: str) -> Geometry:
@@ -42,10 +43,32 @@ def test_blocks_are_pyscf_integrals_in_tile_order(
     functions = AtomicOrbitals.of(mol, tile)
     assert functions.space.size == mol.nao
     assert functions.shells[-1] == mol.nbas
-    tensor = coulomb_integrals(functions, screen_coulomb(functions, 0.0))
-    tensor.check()
     expected = mol.intor("int2e")[np.ix_(*[functions.order] * 4)]
-    np.testing.assert_allclose(tensor.to_dense(), expected, rtol=0, atol=1e-13)
+    for (row, column), block in integral_blocks(functions).items():
+        np.testing.assert_allclose(block, packed(expected, functions, row, column), rtol=0, atol=1e-13)
+
+
+def integral_blocks(functions: AtomicOrbitals) -> dict[tuple[int, int], Any]:
+    """All blocks of pairs of tiles against pairs of tiles."""
+    pairs = TilePairs((functions.space, functions.space), symmetric=True, packed=True)
+    source, blocks = CoulombSource.of(functions, pairs), {}
+    for row in range(pairs.count):
+        for column in range(pairs.count):
+            blocks[row, column] = np.empty((int(pairs.sizes[row]), int(pairs.sizes[column])))
+            source.read(row, column, blocks[row, column])
+    return blocks
+
+
+def packed(dense: Any, functions: AtomicOrbitals, row: int, column: int) -> Any:
+    """The same block, cut out of all integrals."""
+    pairs, space = TilePairs((functions.space, functions.space), symmetric=True, packed=True), functions.space
+    elements = []
+    for pair in (row, column):
+        first, second = (np.arange(space.offsets[t], space.offsets[t + 1]) for t in pairs.tiles[pair])
+        both = np.array([(p, q) for p in first for q in second if first[0] != second[0] or p >= q])
+        elements.append(both)
+    (bra, ket) = elements
+    return dense[bra[:, 0][:, None], bra[:, 1][:, None], ket[:, 0], ket[:, 1]]
 
 
 def test_tiles_follow_the_atoms() -> None:
@@ -63,25 +86,16 @@ def test_the_molecule_is_not_changed() -> None:
     assert np.array_equal(mol._bas, before)
 
 
-@pytest.mark.parametrize("threshold", [0.0, 1e-10, 1e-4, 1e-1])
-def test_screening_is_rigorous(threshold: float) -> None:
-    mol = make_mol(HELIUM_CHAIN, "6-31g")
-    functions = AtomicOrbitals.of(mol, 4)
-    screened = screen_coulomb(functions, threshold)
-    screened.pattern.check()
-    tensor = coulomb_integrals(functions, screened)
-    full = expand(screened.pattern)
-    blocks = [functions.integrals(*index) for index in full.index.tolist()]
-    assert all(np.linalg.norm(b) <= bound for b, bound in zip(blocks, full.norms, strict=True))
-    error = np.linalg.norm(tensor.to_dense() - mol.intor("int2e")[np.ix_(*[functions.order] * 4)])
-    assert error <= tensor.error_bound + 1e-12
-    assert tensor.error_bound == screened.dropped_bound
-
-
-def test_distant_atoms_are_screened() -> None:
+def test_bounds_on_blocks_are_rigorous() -> None:
     functions = AtomicOrbitals.of(make_mol(HELIUM_CHAIN, "6-31g"), 4)
-    densities = [screen_coulomb(functions, threshold).pattern.density for threshold in (1e-12, 1e-6, 1e-2)]
-    assert 0.5 > densities[0] > densities[1] > densities[2] > 0
+    bounds = pair_bounds(functions, TilePairs((functions.space, functions.space), symmetric=True, packed=True))
+    blocks = integral_blocks(functions)
+    assert all(np.linalg.norm(block) <= bounds[row] * bounds[column] + 1e-14 for (row, column), block in blocks.items())
+
+
+def test_fock_matrix_is_diagonal_over_orbitals() -> None:
+    mf = hartree_fock(make_mol(WATER, "6-31g"))
+    np.testing.assert_allclose(fock_matrix(mf), np.diag(mf.mo_energy), rtol=0, atol=1e-5)
 
 
 def test_core_potentials_come_with_their_basis() -> None:

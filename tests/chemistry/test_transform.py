@@ -13,7 +13,7 @@ from pyscf import ao2mo, gto
 import tilewise as tw
 from chemistry.molecules import ETHENE, HELIUM_CHAIN, WATER, make_mol, mean_field
 from tilewise.chemistry import Transform, pack_integrals, transform
-from tilewise.chemistry.four_index import screen_pairs, tile_orbitals
+from tilewise.chemistry.origins import screen_pairs, tile_orbitals
 from tilewise.plans.transform import SCHEDULES
 
 TOLERANCE = 1e-10

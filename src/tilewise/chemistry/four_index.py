@@ -7,23 +7,19 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.chemistry.arrays import array_source, count_functions
 from tilewise.chemistry.integrals import (
-    AtomicOrbitals,
     CoulombSource,
     FittedVectors,
-    orbital_irreps,
-    pair_bounds,
 )
+from tilewise.chemistry.origins import find_origin, find_spaces, parse_coefficients
 from tilewise.contract import find_engine
 from tilewise.engines.threads import ThreadsEngine, hosting
 from tilewise.engines.transform import Outcome, Source, make_team, run_transform
@@ -94,6 +90,7 @@ def transform(
     antisymmetric: bool = False,
     progress: Callable[[str], None] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    reproducible: bool = False,
 ) -> BlockTensor:
     """Transform two-electron integrals to orbitals.
 
@@ -133,6 +130,8 @@ def transform(
         the result twice with ``fused1234``. If the job is killed, the same call goes on from there, by the schedule it
         was begun with, to the same bits; the file is removed at the end. An array with many elements is known by some
         of them. Not for fitted integrals or several ranks.
+    reproducible : bool
+        The same bits for any number of ranks and workers and any amount of memory, by ``fused12-34``.
 
     Returns
     -------
@@ -162,6 +161,7 @@ def transform(
         antisymmetric=antisymmetric,
         progress=progress,
         checkpoint=checkpoint,
+        reproducible=reproducible,
     )
     return job.kernel()
 
@@ -199,6 +199,7 @@ class Transform:
         antisymmetric: bool = False,
         progress: Callable[[str], None] | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        reproducible: bool = False,
     ) -> None:
         size = parse_integer(tile, "The tile size", "Pass a number such as tile=32.")
         if size < 1:
@@ -208,11 +209,12 @@ class Transform:
         if progress is not None and not callable(progress):
             raise InputError(f"progress={progress!r} cannot be called. Expected a function, or None. Pass print.")
         self.schedule, self.memory, self.progress = schedule, memory, progress
+        self.reproducible = bool(reproducible)
         self.scratch = None if scratch is None else parse_scratch(scratch)
         self.checkpoint = None if checkpoint is None else checkpoint_for(self.engine, checkpoint)
-        origin = _find_origin(mol_or_mf, size, antisymmetric)
+        origin = find_origin(mol_or_mf, size, antisymmetric)
         matrices = parse_coefficients(self.engine.of_first(coeffs), origin.size)
-        modes = _find_spaces(origin.mol, matrices, spaces, size)
+        modes = find_spaces(origin.mol, matrices, spaces, size)
         equal = tuple(matrices[2 * i] is matrices[2 * i + 1] and modes[2 * i] == modes[2 * i + 1] for i in (0, 1))
         self.problem = Problem.of(origin.space, modes, (equal[0], equal[1]), -1 if antisymmetric else 1)
         self.matrices = [
@@ -248,7 +250,7 @@ class Transform:
             if variant is not None:
                 self._plan = self._plan_saved(variant, budget, rates)
                 return self._plan
-            self._plan = plan_transform(self.problem, budget, self.host.workers, rates, self.schedule, self.team.deal)
+            self._plan = self._choose(budget, rates, self.schedule)
         return self._plan
 
     def _plan_saved(self, variant: Variant, budget: int, rates: Rates) -> TransformPlan:
@@ -268,11 +270,15 @@ class Transform:
                 budget,
                 cost.peak_bytes,
             )
-        fresh = plan_transform(self.problem, budget, workers, rates, "auto", deal)
+        fresh = self._choose(budget, rates, "auto")
         listed = sorted((fresh.chosen, *fresh.others), key=lambda each: SCHEDULES.index(each.variant.schedule))
         others = tuple(each for each in listed if each.variant.schedule != variant.schedule)
         chosen = Candidate(variant, cost, rates.seconds(cost), fits=True)
         return replace(fresh, chosen=chosen, others=others)
+
+    def _choose(self, budget: int, rates: Rates, schedule: str) -> TransformPlan:
+        workers, deal = self.host.workers, self.team.deal
+        return plan_transform(self.problem, budget, workers, rates, schedule, deal, reproducible=self.reproducible)
 
     @cached_property
     def _digest(self) -> bytes:
@@ -435,158 +441,3 @@ def _least_seconds(work: Callable[[], object], repeats: int) -> float:
         work()
         least = min(least, time.perf_counter() - begin)
     return max(least, 1e-9)
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where integrals come from, before it is known which pairs of tiles are asked for."""
-
-    mol: Any
-    """The molecule; None for an array."""
-    space: Space
-    """Functions in tiles."""
-    order: Ints
-    """Permutation of the functions into tile order."""
-    functions: AtomicOrbitals | None
-    """The functions of a molecule in tile order."""
-    array: Any
-    """The array, if there is one."""
-    fitted: FittedVectors | None = None
-    """The vectors of fitted integrals, if they are."""
-
-    @property
-    def size(self) -> int:
-        """Number of functions."""
-        return self.space.size
-
-    def open(
-        self, pairs: TilePairs, tol: float | None, matrices: Sequence[Floats]
-    ) -> tuple[Source | FittedVectors, float]:
-        """Where elements come from, and a bound on what leaving out negligible ones does to the result."""
-        if self.functions is None:
-            if tol is not None:
-                raise InputError(
-                    f"tol={tol!r} was given with integrals in an array or fitted. Expected it with a molecule, "
-                    "whose blocks can be left out before they are made. Leave tol= away."
-                )
-            return (array_source(self.array, pairs) if self.fitted is None else self.fitted), 0.0
-        if tol is None:
-            return CoulombSource.of(self.functions, pairs), 0.0
-        needed, dropped = screen_pairs(pairs, pair_bounds(self.functions, pairs), _parse_tol(tol), matrices)
-        return CoulombSource.of(self.functions, pairs, needed), dropped
-
-
-def screen_pairs(pairs: TilePairs, bounds: Floats, tol: float, matrices: Sequence[Floats]) -> tuple[Bools, float]:
-    """Which blocks of integrals have to be made so that the result is right within `tol`, and the bound on its error.
-
-    A product with a matrix enlarges a norm at most by the matrix' largest singular value. Of all blocks those with the
-    smallest bounds are left out, as long as the root of the sum of their squares allows it.
-    """
-    growth = math.prod(float(np.linalg.norm(matrix, 2)) if matrix.size else 0.0 for matrix in matrices)
-    copies = np.where(pairs.tiles[:, 0] == pairs.tiles[:, 1], 1.0, 2.0)
-    squares = np.multiply.outer(bounds**2 * copies, bounds**2 * copies)
-    order = np.argsort(squares, axis=None)
-    total = np.cumsum(squares.ravel()[order]) * (1 + 1e-10)
-    share = tol / growth if growth > 0 else math.inf
-    room = share**2 if share < 1e150 else math.inf
-    count = int(np.searchsorted(total, room, side="right"))
-    needed = np.ones(squares.shape, np.bool_)
-    needed.ravel()[order[:count]] = False
-    # (pq|rs) = (rs|pq): of two blocks with the same bound either may have come first.
-    needed |= needed.T
-    return needed, growth * math.sqrt(float(squares[~needed].sum()) * (1 + 1e-10))
-
-
-def parse_coefficients(coeffs: Any, functions: int) -> list[Floats]:
-    """Four matrices from one or four; modes that were given the same matrix get the same array."""
-    given = list(coeffs) if isinstance(coeffs, (list, tuple)) and len(coeffs) == 4 else [coeffs] * 4
-    remedy = "Pass one matrix (functions, orbitals) such as mf.mo_coeff, or a sequence of four."
-    found: list[Floats] = []
-    for mode, value in enumerate(given):
-        try:
-            matrix = np.asarray(value)
-        except ValueError as error:
-            raise InputError(f"The coefficients of mode {mode} are no matrix: {error}. {remedy}") from None
-        if matrix.ndim != 2 or matrix.dtype.kind not in "fiu" or len(matrix) != functions:
-            raise InputError(
-                f"The coefficients of mode {mode} have shape {matrix.shape} and type {matrix.dtype}. Expected real "
-                f"numbers for {functions} functions. {remedy}"
-            )
-        if not np.isfinite(matrix).all():
-            raise InputError(f"The coefficients of mode {mode} are not all finite. Expected finite numbers. {remedy}")
-        wide = matrix.astype(np.float64, copy=False)
-        same = [old for old in found if old is wide or (old.shape == wide.shape and np.array_equal(old, wide))]
-        found.append(same[0] if same else wide)
-    return found
-
-
-def _find_origin(mol_or_mf: Any, tile: int, antisymmetric: bool) -> Origin:
-    """The molecule or the array that was given."""
-    if isinstance(mol_or_mf, np.ndarray) or (hasattr(mol_or_mf, "shape") and hasattr(mol_or_mf, "dtype")):
-        size = count_functions(mol_or_mf, antisymmetric)
-        space = Space.uniform(size, tile, "ao")
-        return Origin(None, space, np.arange(size), None, mol_or_mf)
-    mol = getattr(mol_or_mf, "mol", mol_or_mf)
-    if not all(hasattr(mol, part) for part in ("intor", "_bas", "ao_loc_nr")):
-        raise InputError(
-            f"The first argument is a {type(mol_or_mf).__name__}. Expected a molecule or mean field of PySCF, or an "
-            "array of integrals. Pass mol, mf or the array."
-        )
-    if hasattr(mol, "pbc_intor"):
-        raise InputError(
-            f"{type(mol_or_mf).__name__} is periodic. Expected a molecule. Use PySCF's own transform for cells."
-        )
-    if not len(mol._bas):
-        raise InputError(
-            f"{type(mol_or_mf).__name__} has no functions. Expected a molecule with a basis set. Call mol.build(), or "
-            "pass the integrals as an array."
-        )
-    if antisymmetric:
-        raise InputError(
-            "antisymmetric=True was given with a molecule. Expected it with an array: integrals of functions are "
-            "symmetric. Leave it away."
-        )
-    if getattr(mol_or_mf, "with_df", None) is not None:
-        return Origin(mol, Space([mol.nao], "ao"), np.arange(mol.nao), None, None, FittedVectors.of(mol_or_mf))
-    functions = AtomicOrbitals.of(mol, tile)
-    return Origin(mol, functions.space, functions.order, functions, None)
-
-
-def _find_spaces(mol: Any, matrices: Sequence[Floats], spaces: Any, tile: int) -> tuple[Space, ...]:
-    """Tiles of the four sets of orbitals."""
-    if spaces is None:
-        made: dict[int, Space] = {}
-        irreps = {id(matrix): None if mol is None else orbital_irreps(mol, matrix) for matrix in matrices}
-        labelled = all(labels is not None for labels in irreps.values())
-        for matrix in matrices:
-            labels = irreps[id(matrix)] if labelled else None
-            made.setdefault(id(matrix), tile_orbitals(matrix.shape[1], tile, labels))
-        return tuple(made[id(matrix)] for matrix in matrices)
-    given = (spaces,) * 4 if not isinstance(spaces, (list, tuple)) else tuple(spaces)
-    sizes = [matrix.shape[1] for matrix in matrices]
-    fitting = len(given) == 4 and all(isinstance(space, Space) for space in given)
-    if not fitting or [space.size for space in given] != sizes:
-        raise InputError(
-            f"spaces={spaces!r:.80} do not fit orbitals of the numbers {sizes}. Expected one Space for all modes or a "
-            "sequence of four, with as many elements. Make them with tw.Space.uniform(number, tile)."
-        )
-    return given
-
-
-def tile_orbitals(count: int, tile: int, irreps: Ints | None) -> Space:
-    """Orbitals in tiles, of one irrep each if irreps are given."""
-    if irreps is None:
-        return Space.uniform(count, tile, "mo")
-    order = np.argsort(irreps, kind="stable")
-    sizes, labels = [], []
-    for irrep, number in zip(*np.unique(irreps, return_counts=True), strict=True):
-        tiles = Space.uniform(int(number), tile).sizes.tolist()
-        sizes += tiles
-        labels += [int(irrep)] * len(tiles)
-    return Space.reordered(Space(sizes, "mo", irrep=labels), order)
-
-
-def _parse_tol(tol: Any) -> float:
-    if isinstance(tol, bool) or not isinstance(tol, Real) or not 0 <= float(tol) < math.inf:
-        raise InputError(f"tol={tol!r} is no tolerance. Expected a number >= 0. Leave it away to make all integrals.")
-    return float(tol)

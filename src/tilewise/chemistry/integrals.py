@@ -1,4 +1,4 @@
-"""What comes from PySCF: molecules, mean fields, and the AO integrals as a block tensor."""
+"""What comes from PySCF: molecules, mean fields, and integrals over atomic functions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from tilewise.chemistry.geometry import Geometry
 from tilewise.errors import InputError, MissingPackageError
-from tilewise.factories import from_blocks
-from tilewise.patterns import Pattern, Symmetry
+from tilewise.factories import from_function
 from tilewise.plans.transform import TilePairs
 from tilewise.spaces import Space
 from tilewise.tensors import BlockTensor
@@ -25,19 +24,15 @@ __all__ = [
     "AtomicOrbitals",
     "CoulombSource",
     "FittedVectors",
-    "Screened",
-    "coulomb_integrals",
+    "fock_matrix",
+    "function_integrals",
     "hartree_fock",
     "make_molecule",
     "orbital_irreps",
     "pair_bounds",
-    "screen_coulomb",
 ]
 
 _Ints = npt.NDArray[np.int64]
-
-PAIR_SYMMETRY = Symmetry(((0, 1), 1), ((2, 3), 1))
-"""(pq|rs) = (qp|rs) = (pq|sr) for real functions."""
 
 _CONVERGENCE = 1e-11
 
@@ -168,61 +163,6 @@ class AtomicOrbitals:
         sorted_mol._bas = mol._bas[shells]
         return cls(sorted_mol, space, order, np.searchsorted(np.sort(place), space.offsets))
 
-    def integrals(self, *tiles: int) -> npt.NDArray[np.float64]:
-        """The block (pq|rs) of four tiles."""
-        bounds = [bound for tile in tiles for bound in self.shells[tile : tile + 2].tolist()]
-        block: npt.NDArray[np.float64] = self.mol.intor("int2e", shls_slice=tuple(bounds))
-        return block
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Screened:
-    """Which blocks of the AO integrals are kept."""
-
-    pattern: Pattern
-    """The blocks, with rigorous bounds on their norms."""
-    dropped_bound: float
-    """Bound on the Frobenius norm of all other blocks together."""
-
-
-def screen_coulomb(functions: AtomicOrbitals, threshold: float) -> Screened:
-    """Find the blocks of (pq|rs) whose norm may be above a threshold, without computing them.
-
-    By Schwarz' inequality |(pq|rs)|^2 <= (pq|pq)(rs|rs), so the norm of a block is at most F(PQ) F(RS) with
-    F(PQ)^2 the sum of (pq|pq) over the functions p of tile P and q of tile Q.
-    """
-    ntiles = functions.space.ntiles
-    factors = _schwarz_factors(functions)
-    first, second = np.triu_indices(ntiles)
-    pair_bounds = factors[first, second]
-    bounds = np.multiply.outer(pair_bounds, pair_bounds)
-    kept = bounds > threshold
-    left, right = np.nonzero(kept)
-    index = np.stack([first[left], second[left], first[right], second[right]], axis=1)
-    pattern = Pattern((functions.space,) * 4, index, bounds[kept], PAIR_SYMMETRY)
-    copies = np.where(first == second, 1, 2)
-    dropped = np.where(kept, 0.0, bounds**2 * np.multiply.outer(copies, copies))
-    return Screened(pattern, float(np.sqrt(dropped.sum())))
-
-
-def coulomb_integrals(functions: AtomicOrbitals, screened: Screened) -> BlockTensor:
-    """The AO integrals (pq|rs), block by block; each is computed once and serves as (rs|pq) too."""
-    blocks = dict(_coulomb_blocks(functions, screened.pattern.index.tolist()))
-    tensor = from_blocks(blocks, screened.pattern.spaces, symmetry=PAIR_SYMMETRY)
-    tensor.error_bound = screened.dropped_bound
-    return tensor
-
-
-def _coulomb_blocks(
-    functions: AtomicOrbitals, index: list[list[int]]
-) -> Iterator[tuple[tuple[int, ...], npt.NDArray[np.float64]]]:
-    for p, q, r, s in index:
-        if (p, q) <= (r, s):
-            block = functions.integrals(p, q, r, s)
-            yield (p, q, r, s), block
-            if (p, q) != (r, s):
-                yield (r, s, p, q), block.transpose(2, 3, 0, 1)
-
 
 def _schwarz_factors(functions: AtomicOrbitals) -> npt.NDArray[np.float64]:
     """F(PQ) for every pair of tiles, from the diagonal (pq|pq) shell by shell."""
@@ -341,3 +281,54 @@ def orbital_irreps(mol: Any, coefficients: npt.NDArray[np.float64]) -> _Ints | N
         if np.abs(fitted - own).max(initial=0.0) > _PURITY:
             return None
     return found.astype(np.int64) % 10
+
+
+def pyscf_module() -> Any:
+    """PySCF, or an error that names the extra: for modules of this folder, which do not import it themselves."""
+    return _pyscf()
+
+
+def fit_molecule(mol: Any, auxbasis: str | None = None) -> FittedVectors:
+    """Density-fitted integrals of a molecule, made with an auxiliary basis set that PySCF knows by its name.
+
+    By default it is the one that PySCF pairs with the molecule's basis set for correlation energies.
+    """
+    gto = _pyscf().gto
+    import pyscf.df
+
+    if auxbasis is not None:
+        for symbol in sorted({mol.atom_pure_symbol(atom) for atom in range(mol.natm)}):
+            _load_basis(gto, auxbasis, symbol)
+    fitting = pyscf.df.DF(mol, pyscf.df.make_auxbasis(mol, mp2fit=True) if auxbasis is None else auxbasis)
+    fitting.verbose = 0
+    fitting.build()
+    return FittedVectors(fitting, int(fitting.get_naoaux()))
+
+
+def function_integrals(functions: AtomicOrbitals) -> BlockTensor:
+    """(pq|rs) over functions in tile order, as a tensor whose blocks are made when they are needed."""
+    mol, pyscf = functions.mol, _pyscf()
+    tables = pyscf.gto.moleintor.make_cintopt(mol._atm, mol._bas, mol._env, mol._add_suffix("int2e"))
+
+    def make(index: tuple[int, ...]) -> npt.NDArray[np.float64]:
+        shells = tuple(bound for tile in index for bound in functions.shells[tile : tile + 2].tolist())
+        with pyscf.lib.with_omp_threads(1):
+            block: npt.NDArray[np.float64] = pyscf.gto.moleintor.getints4c(
+                mol._add_suffix("int2e"), mol._atm, mol._bas, mol._env, shls_slice=shells, aosym="s1", cintopt=tables
+            )
+        return block
+
+    return from_function(make, (Space(functions.space.sizes, "ao"),) * 4)
+
+
+def fock_matrix(mf: Any) -> npt.NDArray[np.float64]:
+    """The Fock matrix over the orbitals of a mean field, frozen ones included."""
+    if hasattr(mf, "fock"):
+        return np.asarray(mf.fock, np.float64)
+    density = 2.0 * np.asarray(mf.mo_coeff)[:, np.asarray(mf.mo_occ) > 0]
+    density = density @ np.asarray(mf.mo_coeff)[:, np.asarray(mf.mo_occ) > 0].T
+    solver = mf if hasattr(mf, "get_fock") else _pyscf().scf.RHF(mf.mol)
+    with _pyscf().lib.with_omp_threads(1):  # several threads add up in no fixed order
+        fock = solver.get_hcore() + solver.get_veff(mf.mol, density)
+    orbitals: npt.NDArray[np.float64] = np.asarray(mf.mo_coeff).T @ np.asarray(fock) @ np.asarray(mf.mo_coeff)
+    return orbitals

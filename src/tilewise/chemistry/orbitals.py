@@ -1,9 +1,8 @@
-"""`ClosedShell`: the orbitals of a closed-shell mean field that a method correlates."""
+"""Which orbitals of a closed-shell mean field a method correlates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,68 +10,12 @@ import numpy.typing as npt
 
 from tilewise.errors import InputError
 from tilewise.spaces.integers import parse_integer, parse_integers
-from tilewise.tensors import Engine
 
-__all__ = ["ClosedShell", "named_orbitals", "parse_closed_shell", "parse_frozen"]
+__all__ = ["check_mean_field", "named_orbitals", "parse_frozen"]
 
 _Floats = npt.NDArray[np.float64]
 
-_SAME_ENERGY = 1e-5
-"""Energies of mean fields of the same molecule differ by less, in hartree."""
-
 Frozen = int | Sequence[int] | npt.NDArray[np.integer[Any]] | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClosedShell:
-    """Orbitals of a closed-shell mean field, without the frozen ones."""
-
-    mol: Any
-    """The PySCF molecule."""
-    occupied: _Floats
-    """Coefficients (functions, occupied orbitals)."""
-    virtual: _Floats
-    """Coefficients (functions, virtual orbitals)."""
-    occupied_energies: _Floats
-    """Orbital energies, in hartree."""
-    virtual_energies: _Floats
-    """Orbital energies, in hartree."""
-    e_tot: float
-    """Energy of the mean field, in hartree."""
-
-    def of_first(self, engine: Engine) -> ClosedShell:
-        """The orbitals of the first rank, on every rank: those of the same energy are not the same everywhere.
-
-        Each rank has solved its mean field by itself, and orbitals have no sign of their own.
-        """
-        given = (self.occupied, self.virtual, self.occupied_energies, self.virtual_energies, self.e_tot)
-        found = engine.of_first(given)
-        own, first = ([part.shape for part in each[:4]] for each in (given, found))
-        if own != first or abs(self.e_tot - found[4]) > _SAME_ENERGY:
-            raise InputError(
-                f"The mean field of this rank has the energy {self.e_tot:.8f} and {own[0][1]} + {own[1][1]} orbitals. "
-                f"Expected the same on every rank; the first one has {found[4]:.8f} and {first[0][1]} + {first[1][1]}. "
-                "Converge it tighter, or solve it on one rank and give it to the others."
-            )
-        return ClosedShell(self.mol, *found)
-
-
-def parse_closed_shell(mf: Any, frozen: Frozen) -> ClosedShell:
-    """Take the orbitals of a converged restricted Hartree-Fock object of PySCF, or say why not."""
-    _check_kind(mf)
-    _check_solved(mf)
-    energies, occupations = np.asarray(mf.mo_energy), np.asarray(mf.mo_occ)
-    coefficients = np.asarray(mf.mo_coeff)
-    active = parse_frozen(frozen, occupations)
-    occupied, virtual = active & (occupations > 0), active & (occupations == 0)
-    return ClosedShell(
-        mf.mol,
-        coefficients[:, occupied],
-        coefficients[:, virtual],
-        energies[occupied],
-        energies[virtual],
-        float(mf.e_tot),
-    )
 
 
 def named_orbitals(mf: Any, letters: str) -> list[_Floats]:
@@ -113,6 +56,12 @@ def parse_frozen(frozen: Frozen, occupations: npt.NDArray[Any]) -> npt.NDArray[n
     return active
 
 
+def check_mean_field(mf: Any) -> None:
+    """Raise unless an object is a converged closed-shell Hartree-Fock mean field of a molecule."""
+    _check_kind(mf)
+    _check_solved(mf)
+
+
 def _check_kind(mf: Any) -> None:
     name = type(mf).__name__
     remedy = "Make one with pyscf.scf.RHF(mol).run()."
@@ -122,11 +71,6 @@ def _check_kind(mf: Any) -> None:
         raise InputError(f"{name} is the mean field of a periodic cell. Expected that of a molecule. {remedy}")
     if hasattr(mf, "xc"):
         raise InputError(f"{name} is a Kohn-Sham mean field. Expected Hartree-Fock orbitals. {remedy}")
-    if getattr(mf, "with_df", None) is not None:
-        raise InputError(
-            f"{name} fits the density. Expected a mean field with the integrals themselves, which the energy "
-            "is made of. Make it without density_fit()."
-        )
 
 
 def _check_solved(mf: Any) -> None:

@@ -196,8 +196,10 @@ class Runner(Engine, Protocol):
         return 1
 
     def allocate(self, pattern: Pattern, dtype: npt.DTypeLike, *, zero: bool) -> Arena:
-        """Memory of this process."""
-        return Arena.allocate(pattern, dtype, zero=zero)
+        """Memory of this process; what is to be filled comes from what earlier tensors have left."""
+        if zero:
+            return Arena.allocate(pattern, dtype, zero=True)
+        return Arena(self.memory.empty(pattern.nnz_elements, np.dtype(dtype)), block_offsets(pattern))
 
     def spread(self, tensor: BlockTensor, layout: str) -> BlockTensor:
         """The tensor itself: there is nobody else to give blocks to."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 
 from tilewise.errors import InputError, MissingPackageError
+from tilewise.iteration import PlannedStep
 from tilewise.patterns import Pattern, expand
 from tilewise.plans import Plan
+from tilewise.plans.explain import bytes_text, count_text, rate_text, seconds_text
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.html import composite_edges, composite_tiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Figure
 
 Points = Sequence[tuple[float, float]]
 Logarithmic = Literal["", "x", "y", "xy"]
@@ -32,6 +36,19 @@ SPANS = (
 """What a rank does: the names of a trace, and words for them."""
 MOST_TICKS = 12
 """There is room for so many on an axis."""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#8C6D31", "#999999")
+"""Told apart by people who do not see all colours (Okabe and Ito 2008), black and yellow replaced."""
+STYLE: Final[Mapping[Any, Any]] = {
+    "font.size": 11.0,
+    "axes.titlesize": 12.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+"""How pictures of reports look."""
+LETTER = 0.01
+"""Part of the width of a picture that a small letter takes: names stand in bars with room for them."""
+_NEAR = 4
+"""A budget that is so many times what is held is left out of the picture."""
 
 
 def plot_pattern(item: Pattern | BlockTensor, ax: Axes | None = None) -> Axes:
@@ -183,6 +200,194 @@ def plot_ranks(plan: Plan, ax: Axes | None = None) -> Axes:
     axes.invert_yaxis()
     axes.legend(frameon=False)
     return axes
+
+
+def plot_convergence(
+    cycles: Sequence[tuple[int, float, float]], limits: tuple[float, float], ax: Axes | None = None
+) -> Axes:
+    """Draw how an iteration converges, on a logarithmic scale, and where it may stop.
+
+    Parameters
+    ----------
+    cycles : sequence of (int, float, float)
+        Number of each cycle, change of the energy in hartree, norm of the step of the amplitudes.
+    limits : (float, float)
+        Below these the change and the norm count as converged.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Where it was drawn.
+
+    Examples
+    --------
+    >>> from tilewise.reports.plots import plot_convergence
+    >>> axes = plot_convergence([(1, -0.02, 0.3), (2, 1e-3, 0.02)], (1e-7, 1e-5))
+    >>> axes.get_yscale(), [round(float(y), 3) for y in axes.lines[0].get_ydata()]
+    ('log', [0.02, 0.001])
+    """
+    axes = _new_axes() if ax is None else ax
+    numbers = [cycle[0] for cycle in cycles]
+    curves = (("change of the energy, hartree", 1), ("norm of the step of the amplitudes", 2))
+    for (label, column), limit, colour, marker in zip(curves, limits, COLOURS, MARKERS, strict=False):
+        values = [abs(cycle[column]) or np.nan for cycle in cycles]  # zero has no logarithm
+        axes.plot(numbers, values, marker=marker, markersize=5, color=colour, label=label)
+        axes.axhline(limit, color=colour, linestyle=":", linewidth=1.3, label=f"limit {limit:.3g}")
+    axes.set(yscale="log", xlabel="cycle", ylabel="absolute value", title="Convergence")
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(color="0.92")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return axes
+
+
+def plot_terms(steps: Sequence[PlannedStep], ax: Axes | None = None) -> Axes:
+    """Draw when the terms of an iteration run, a row for each group of them.
+
+    Parameters
+    ----------
+    steps : sequence of PlannedStep
+        The terms in the order in which they run; times are medians of their runs, projected before the first.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Where it was drawn: a bar for each term, in seconds since the iteration began.
+    """
+    axes = _new_axes() if ax is None else ax
+    ends = np.cumsum([term_seconds(step) for step in steps])
+    colours = group_colours(steps)
+    for row, (group, colour) in enumerate(colours.items()):
+        own = [number for number, step in enumerate(steps) if step.statement.group == group]
+        bars = [(float(ends[n]) - term_seconds(steps[n]), term_seconds(steps[n])) for n in own]
+        axes.broken_barh(bars, (row - 0.38, 0.76), facecolor=colour, edgecolor="white", linewidth=0.4)
+        for number, (begin, seconds) in zip(own, bars, strict=True):
+            name = steps[number].statement.target.name
+            if seconds > LETTER * (len(name) + 1) * ends[-1]:
+                axes.text(begin + seconds / 2, row, name, ha="center", va="center", color="white", fontsize=8)
+    axes.set_yticks(range(len(colours)), list(colours))
+    axes.set(xlim=(0, float(ends[-1]) if len(ends) and ends[-1] else 1), xlabel="seconds", title="One iteration")
+    axes.invert_yaxis()
+    axes.grid(axis="x", color="0.92")
+    axes.set_axisbelow(True)
+    return axes
+
+
+def plot_memory(
+    steps: Sequence[PlannedStep], *, budget: int, others: Mapping[str, int] | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw what an iteration holds in memory while its terms run.
+
+    Parameters
+    ----------
+    steps : sequence of PlannedStep
+        The terms in the order in which they run.
+    budget : int
+        Bytes that are allowed: a dashed line, unless it is far above everything.
+    others : mapping of str to int, optional
+        Bytes that are held all the time, by what the legend calls them.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure by default.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Where it was drawn: bytes against seconds since the iteration began.
+    """
+    axes = _new_axes() if ax is None else ax
+    times = np.append(0.0, np.cumsum([term_seconds(step) for step in steps]))
+    layers = {name: [size] * len(steps) for name, size in (others or {}).items()}
+    layers |= {"tensors": [step.held_bytes for step in steps], "buffers": [step.added_bytes for step in steps]}
+    below = np.zeros(len(steps))
+    for (label, sizes), colour in zip(layers.items(), COLOURS, strict=False):
+        above = below + np.array(sizes, float)
+        low, high = (np.append(part, part[-1:]) for part in (below, above))
+        axes.fill_between(times[: len(low)], low, high, step="post", color=colour, linewidth=0, label=label)
+        below = above
+    peak = float(below.max(initial=0.0))
+    top = budget if budget < _NEAR * peak else peak
+    if top == budget:
+        axes.axhline(budget, color="black", linestyle="--", label="budget")
+    axes.set(xlim=(0, times[-1] or 1), ylim=(0, 1.08 * top or 1), xlabel="seconds")
+    axes.set_title(f"Memory: at most {bytes_text(peak)} of {bytes_text(budget)}")
+    axes.yaxis.set_major_formatter(lambda size, _: bytes_text(size))
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
+    return axes
+
+
+def plot_groups(steps: Sequence[PlannedStep], axes: Sequence[Axes]) -> None:
+    """Draw which groups of terms have the flops, and which take the time, beside each other.
+
+    Parameters
+    ----------
+    steps : sequence of PlannedStep
+        The terms.
+    axes : sequence of two matplotlib.axes.Axes
+        Where to draw the share of the flops and that of the time, with its rate.
+    """
+    colours = group_colours(steps)
+    totals = {group: _total(steps, group) for group in colours}
+    ordered = sorted(totals, key=lambda group: totals[group])
+    for number, (ax, title) in enumerate(zip(axes, ("Floating-point operations", "Time"), strict=True)):
+        values = np.array([totals[group][number] for group in ordered], float)
+        shares = 100 * values / (values.sum() or 1.0)
+        bars = ax.barh(ordered, shares, color=[colours[group] for group in ordered], height=0.7)
+        ax.bar_label(bars, [_amount(*totals[group], number) for group in ordered], padding=4, fontsize=9.5)
+        ax.set(xlim=(0, 1.5 * max(shares.max(initial=0.0), 1.0)), xlabel="% of an iteration", title=title)
+        ax.grid(axis="x", color="0.92")
+        ax.set_axisbelow(True)
+
+
+def _total(steps: Sequence[PlannedStep], group: str) -> tuple[float, float]:
+    """Flops and seconds of a group."""
+    own = [step for step in steps if step.statement.group == group]
+    return float(sum(step.flops for step in own)), sum(map(term_seconds, own))
+
+
+def _amount(flops: float, seconds: float, number: int) -> str:
+    if number == 0:
+        return f"{count_text(flops)}F" if flops else "0"
+    return f"{seconds_text(seconds)}, {rate_text(flops, seconds)}" if flops else seconds_text(seconds)
+
+
+def term_seconds(step: PlannedStep) -> float:
+    """Median of what a term took; what its plan projects before the first run."""
+    return float(np.median(step.seconds)) if step.seconds else step.expected_seconds
+
+
+def group_colours(steps: Sequence[PlannedStep]) -> dict[str, str]:
+    """A colour for each group of terms, in the order in which groups begin."""
+    groups = dict.fromkeys(step.statement.group for step in steps)
+    return dict(zip(groups, cycle(COLOURS), strict=False))
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure that belongs to no window; sizes in inches.
+
+    Examples
+    --------
+    >>> from tilewise.reports.plots import new_figure, plot_convergence
+    >>> figure = new_figure(6, 3)
+    >>> plot_convergence([(1, -0.02, 0.3)], (1e-7, 1e-5), figure.add_subplot()).figure is figure
+    True
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise _missing() from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def report_style() -> AbstractContextManager[None]:
+    """Inside a ``with`` block, pictures look as those of reports do."""
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise _missing() from error
+    return mpl.rc_context(dict(STYLE))
 
 
 def save_plot(ax: Axes, path: Path | str) -> tuple[Path, Path]:

@@ -1,8 +1,9 @@
-"""Index ranges cut into tiles, their labels, and the selection rules the labels obey."""
+"""Index ranges cut into tiles, their labels, the selection rules the labels obey, and pairs of elements."""
 
 from __future__ import annotations
 
+from tilewise.spaces.pairs import Pairs
 from tilewise.spaces.selection import Rule, allowed_blocks
 from tilewise.spaces.tiling import Space
 
-__all__ = ["Rule", "Space", "allowed_blocks"]
+__all__ = ["Pairs", "Rule", "Space", "allowed_blocks"]

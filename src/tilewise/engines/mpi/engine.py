@@ -128,7 +128,7 @@ class MpiEngine(Hosted):
     def allocate(self, pattern: Pattern, dtype: npt.DTypeLike, *, zero: bool) -> Arena:
         """Storage for a new tensor: every rank keeps what is small, and shares what is not."""
         if self._kept_by_all(pattern, dtype):
-            return Arena.allocate(pattern, dtype, zero=zero)
+            return super().allocate(pattern, dtype, zero=zero)
         layout = make_layout(self.layout, pattern, self.world.size)
         self.world.check_agreed(digest((np.dtype(dtype), pattern_digest(pattern)), [layout.owner]), "a new tensor")
         return make_spread(self.node, pattern, layout, dtype, zero=zero)

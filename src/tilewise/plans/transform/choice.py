@@ -120,7 +120,14 @@ class TransformPlan:
 
 
 def plan_transform(
-    problem: Problem, budget: int, workers: int, rates: Rates, schedule: str = "auto", deal: Deal | None = None
+    problem: Problem,
+    budget: int,
+    workers: int,
+    rates: Rates,
+    schedule: str = "auto",
+    deal: Deal | None = None,
+    *,
+    reproducible: bool = False,
 ) -> TransformPlan:
     """Choose how to run a transform.
 
@@ -138,6 +145,9 @@ def plan_transform(
         ``"auto"`` or one of `SCHEDULES`.
     deal : Deal, optional
         How several ranks share it; one rank by default.
+    reproducible : bool
+        Take only ways that give the same bits, whatever ranks and memory there are: those of ``fused12-34`` that make
+        integrals when they need them.
 
     Notes
     -----
@@ -149,17 +159,28 @@ def plan_transform(
         raise InputError(f"schedule={schedule!r} is unknown. Expected one of {names}. Correct the name.")
     shared = Deal(problem) if deal is None else deal
     found: dict[str, list[Candidate]] = {name: [] for name in SCHEDULES}
-    for variant in list_variants(problem, shared.ranks):
+    every = list_variants(problem, shared.ranks)
+    for variant in filter(_has_fixed_bits, every) if reproducible else every:
         cost = cost_of(problem, variant, workers, shared)
         seconds, fits = rates.seconds(cost, shared.ranks), cost.peak_bytes <= budget
         found[variant.schedule].append(Candidate(variant, cost, seconds, fits))
-    best = {name: _best(candidates) for name, candidates in found.items()}
+    best = {name: _best(candidates) for name, candidates in found.items() if candidates}
+    if schedule not in ("auto", *best):
+        raise InputError(
+            f"schedule={schedule!r} was given with reproducible=True. Expected 'auto' or {', '.join(best)}. Leave one "
+            "of them away."
+        )
     wanted = list(best.values()) if schedule == "auto" else [best[schedule]]
     chosen = _best(wanted)
     if not chosen.fits:
         raise _too_little(schedule, budget, chosen)
     others = tuple(candidate for candidate in best.values() if candidate is not chosen)
     return TransformPlan(problem, chosen, others, budget, workers, shared, rates)
+
+
+def _has_fixed_bits(variant: Variant) -> bool:
+    """(pq|rs) and (rs|pq) may differ in their last bits, so integrals are not kept to serve as both."""
+    return variant.schedule == "fused12-34" and not variant.keeps
 
 
 def _best(candidates: list[Candidate]) -> Candidate:

@@ -60,7 +60,7 @@ def _tensor_table(plan: TransformPlan) -> Table:
 
 def _schedule_table(plan: TransformPlan) -> Table:
     by_name = {candidate.variant.schedule: candidate for candidate in (plan.chosen, *plan.others)}
-    rows = [_schedule_row(by_name[name], plan) for name in SCHEDULES]
+    rows = [_schedule_row(by_name[name], plan) for name in SCHEDULES if name in by_name]
     caption = f"Schedules, each in its fastest way within {bytes_text(plan.budget)}"
     return Table(caption, ("", "flops", "integrals", "memory", "disk", "bound", "time", "verdict", "how"), tuple(rows))
 

@@ -1,0 +1,294 @@
+"""`CoupledCluster`: what CCSD, CCD and drCCD have in common, with PySCF's habits."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.chemistry.checkpoint import Checkpoint
+from tilewise.chemistry.four_index import budget_of
+from tilewise.chemistry.hamiltonian import Hamiltonian
+from tilewise.chemistry.integrals import AtomicOrbitals
+from tilewise.chemistry.method import Method
+from tilewise.chemistry.method_plan import MethodPlan, plan_method, reserved_bytes
+from tilewise.chemistry.orbitals import Frozen
+from tilewise.chemistry.solver import Options, Outcome, check_finite, solve
+from tilewise.chemistry.steps import add_tensor, divide
+from tilewise.contract import einsum
+from tilewise.engines.base import current_engine
+from tilewise.engines.threads import hosting
+from tilewise.errors import InputError
+from tilewise.expressions.equations import Statement
+from tilewise.factories import zeros
+from tilewise.tensors import BlockTensor, Engine
+
+__all__ = ["CoupledCluster", "Timing"]
+
+Floats = npt.NDArray[np.float64]
+Amplitudes = dict[str, BlockTensor]
+Self = TypeVar("Self", bound="CoupledCluster")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What one iteration took."""
+
+    seconds: float
+    """All of it."""
+    terms: Mapping[str, tuple[float, int]]
+    """Seconds and floating-point operations of each group of terms."""
+
+
+class CoupledCluster(Method):
+    """Amplitude equations of a closed shell, solved by iteration; `CCSD` says what its arguments are."""
+
+    name: ClassVar[str] = ""
+    amplitude_names: ClassVar[tuple[str, ...]] = ("t2",)
+
+    def __init__(
+        self,
+        mf: Any,
+        frozen: Frozen = None,
+        *,
+        memory: int | str | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        reproducible: bool = False,
+        tile: int | None = None,
+        integrals: str = "exact",
+        auxbasis: str | None = None,
+        cholesky_tol: float | None = None,
+        verbose: int | None = None,
+        progress: Callable[[str], None] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            mf,
+            frozen,
+            memory=memory,
+            scratch=scratch,
+            tile=tile,
+            integrals=integrals,
+            auxbasis=auxbasis,
+            cholesky_tol=cholesky_tol,
+            verbose=verbose,
+            progress=progress,
+        )
+        self.checkpoint = checkpoint
+        self.reproducible = reproducible
+        self.max_cycle, self.conv_tol, self.conv_tol_normt = 50, 1e-7, 1e-5
+        self.diis_space, self.diis_start_cycle, self.iterative_damping = 6, 0, 1.0
+        self.diis = True
+        self.ladder = "orbitals"
+        self.callback: Callable[[dict[str, Any]], None] | None = None
+        self.converged = False
+        self.cycles = 0
+        self.outcome: Outcome | None = None
+        self.timings: list[Timing] = []
+        self._amplitudes: Amplitudes = {}
+        self._tensors: dict[str, BlockTensor] = {}
+        self.set(**settings)
+
+    def statements(self) -> tuple[Statement, ...]:
+        """The terms of the residuals."""
+        raise NotImplementedError
+
+    def energy_of(self, amplitudes: Mapping[str, BlockTensor]) -> float:
+        """The correlation energy of amplitudes."""
+        raise NotImplementedError
+
+    @property
+    def t1(self) -> BlockTensor | None:
+        """Singles t1[i, a] in the order of the tiles; None before the run or if the method has none."""
+        return self._amplitudes.get("t1")
+
+    @property
+    def t2(self) -> BlockTensor | None:
+        """Doubles t2[i, j, a, b] in the order of the tiles; None before the run."""
+        found = self._amplitudes.get("t2")
+        return None if found is None else found.transpose(0, 2, 1, 3)
+
+    def to_pyscf(self) -> tuple[Floats, Floats]:
+        """The amplitudes as PySCF has them: arrays t1[i, a] and t2[i, j, a, b] over its active orbitals."""
+        if not self._amplitudes:
+            raise InputError(f"{self.name} has no amplitudes yet. Expected them after a run. Call run() first.")
+        occ, vir = np.argsort(self.spaces.occ.order), np.argsort(self.spaces.vir.order)
+        doubles = self._amplitudes["t2"].to_dense().transpose(0, 2, 1, 3)
+        singles = self._amplitudes["t1"].to_dense() if "t1" in self._amplitudes else np.zeros((self.nocc, self.nvir))
+        return singles[np.ix_(occ, vir)], np.ascontiguousarray(doubles[np.ix_(occ, occ, vir, vir)])
+
+    def plan(self) -> MethodPlan:
+        """What an iteration does and costs, and where its tensors are; nothing is computed for it."""
+        if self._plan is None:
+            self._plan = self._make_plan(current_engine())
+        made: MethodPlan = self._plan
+        return made
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that a run holds at its peak, as planned."""
+        return self.plan().peak_bytes
+
+    def _make_plan(self, engine: Engine) -> MethodPlan:
+        return plan_method(
+            self.name,
+            self.statements(),
+            Hamiltonian(self.reference, self.spaces, self._vector_count(engine), self._functions()),
+            self.amplitude_names,
+            budget_of(self.memory, engine.ranks_per_node),
+            diis_space=self.diis_space if self.diis else 0,
+            scratch=self.scratch,
+            engine=engine,
+            reproducible=self.reproducible,
+        )
+
+    def _functions(self) -> AtomicOrbitals | None:
+        """The atomic functions, if a ladder is done over them."""
+        if self.ladder != "direct":
+            return None
+        if self.mol is None or self.integrals != "exact" or self.spaces.occ.irrep is not None:
+            raise InputError(
+                "ladder='direct' makes integrals over atomic functions anew. Expected a molecule without symmetry, and "
+                "exact integrals. Leave ladder= away, or build the molecule with symmetry=False."
+            )
+        return AtomicOrbitals.of(self.mol, self.tile)
+
+    def _vector_count(self, engine: Engine) -> int:
+        return 0 if self.integrals == "exact" else self.make_vectors(engine).count
+
+    def kernel(self, t1: Any = None, t2: Any = None) -> tuple[float, BlockTensor | None, BlockTensor | None]:
+        """Solve the equations.
+
+        Parameters
+        ----------
+        t1, t2 : array or BlockTensor, optional
+            Amplitudes to start from, as PySCF or this class has them.
+
+        Returns
+        -------
+        tuple
+            Correlation energy in hartree, t1 and t2.
+        """
+        engine = current_engine()
+        self._settle(engine, self.checkpoint)
+        start = self._given(t1, t2)
+        plan = self.plan()
+        with ExitStack() as stack:
+            stack.enter_context(hosting(engine).memory.keeping(plan.budget - plan.peak_bytes))
+            self._tensors = plan.hamiltonian.build(
+                plan.names,
+                plan.elsewhere,
+                plan.budget - reserved_bytes(plan.budget),
+                vectors=None if self.integrals == "exact" else self.make_vectors(engine),
+                scratch=self.scratch,
+                engine=engine,
+                tell=self._tell_stage,
+                reproducible=self.reproducible,
+            )
+            outcome = solve(
+                self._first(engine) if start is None else start,
+                self.energy_of,
+                self._update,
+                self._options(plan),
+                name=self.name,
+                checkpoint=self._open_checkpoint(engine),
+                log=self._log,
+                callback=self.callback,
+                engine=engine,
+            )
+        self._take(outcome)
+        return outcome.e_corr, self.t1, self.t2
+
+    def _take(self, outcome: Outcome) -> None:
+        self.outcome, self._amplitudes = outcome, dict(outcome.amplitudes)
+        self.e_corr, self.converged, self.cycles = outcome.e_corr, outcome.converged, outcome.cycles
+        self._say(f"E({self.name}) = {self.e_tot:.12f}  E_corr = {self.e_corr:.12f}", level=3)
+
+    def _options(self, plan: MethodPlan) -> Options:
+        return Options(
+            max_cycle=self.max_cycle,
+            conv_tol=self.conv_tol,
+            conv_tol_normt=self.conv_tol_normt,
+            diis_space=self.diis_space if self.diis else 0,
+            diis_start_cycle=self.diis_start_cycle,
+            diis_on_disk=plan.diis_on_disk,
+            scratch=self.scratch,
+            iterative_damping=self.iterative_damping,
+        )
+
+    def _open_checkpoint(self, engine: Engine) -> Checkpoint | None:
+        if self.checkpoint is None:
+            return None
+        return Checkpoint(self.checkpoint, self.reference.digest(), engine)
+
+    def _update(self, amplitudes: Amplitudes, check: Callable[[], None]) -> Amplitudes:
+        """One quasi-Newton step."""
+        begin = time.perf_counter()
+        iteration = self.plan().iteration
+        residuals = iteration.run({**self._tensors, **amplitudes}, between=check, check=check_finite)
+        new = {}
+        for name in self.amplitude_names:
+            step = residuals.pop("r" + name[1:])
+            divide(step, self._levels(step.ndim))
+            add_tensor(step, amplitudes[name])
+            new[name] = step
+        self.timings.append(Timing(time.perf_counter() - begin, iteration.by_group()))
+        return new
+
+    def _first(self, engine: Engine) -> Amplitudes:
+        """Amplitudes of second-order perturbation theory."""
+        doubles = self._tensors["V"].copy()
+        doubles.engine = engine
+        divide(doubles, self._levels(4))
+        made = {"t2": doubles}
+        if "t1" in self.amplitude_names:
+            made["t1"] = self._tensors["f_ov"].copy()
+            divide(made["t1"], self._levels(2))
+        return {name: made[name] for name in self.amplitude_names}
+
+    def _given(self, t1: Any, t2: Any) -> Amplitudes | None:
+        """Amplitudes that a user gives to start from."""
+        if t1 is None and t2 is None:
+            return None
+        found: dict[str, Any] = {"t1": t1, "t2": t2}
+        shapes = {"t1": (self.nocc, self.nvir), "t2": (self.nocc, self.nocc, self.nvir, self.nvir)}
+        made = {}
+        for name in self.amplitude_names:
+            value = found[name]
+            pattern = self.spaces.pattern("ia" if name == "t1" else "iajb")
+            if value is None:
+                made[name] = zeros(pattern=pattern)
+                continue
+            made[name] = self._placed(name, value, shapes[name])
+        return made
+
+    def _placed(self, name: str, value: Any, shape: tuple[int, ...]) -> BlockTensor:
+        """One set of amplitudes where this method has it."""
+        pattern = self.spaces.pattern("ia" if name == "t1" else "iajb")
+        if isinstance(value, BlockTensor):
+            tensor = value if name == "t1" else value.transpose(0, 2, 1, 3)
+            if tensor.spaces != pattern.spaces:
+                raise InputError(
+                    f"{name}= has the spaces {tensor.spaces}. Expected {pattern.spaces}, those of this method's tiles. "
+                    f"Pass what to_pyscf() of the other method gives, or use the same tile= and frozen=."
+                )
+            return tensor + zeros(pattern=pattern)
+        array = np.asarray(value, dtype=np.float64)
+        if array.shape != shape or not np.isfinite(array).all():
+            raise InputError(
+                f"{name}= has shape {array.shape}, or elements that are not finite. Expected {shape}, PySCF's order, "
+                "over the orbitals that are correlated. Check frozen=."
+            )
+        occ, vir = self.spaces.occ.order, self.spaces.vir.order
+        ordered = array[np.ix_(occ, vir)] if name == "t1" else array[np.ix_(occ, occ, vir, vir)].transpose(0, 2, 1, 3)
+        return self._dense(ordered, pattern)
+
+    def _scalar(self, expression: str, *operands: BlockTensor) -> float:
+        return float(einsum(expression, *operands, reproducible=self.reproducible).item())

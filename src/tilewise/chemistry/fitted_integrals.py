@@ -1,0 +1,84 @@
+"""`FittedIntegrals`: integrals over orbitals made of three-index vectors, block by block, when they are needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.chemistry.reference import Reference
+from tilewise.chemistry.spaces import OrbitalSpaces, joined_space, plain_space
+from tilewise.chemistry.vectors import Vectors, to_orbitals
+from tilewise.factories import from_function
+from tilewise.patterns import Pattern
+from tilewise.tensors import BlockTensor, Engine
+
+__all__ = ["FittedIntegrals"]
+
+Floats = npt.NDArray[np.float64]
+
+TILE = 32
+"""Products of blocks are about as fast as those of matrices of this size."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedIntegrals:
+    """Vectors B(Q, ip), with p any orbital, and B(Q, ab)."""
+
+    mixed: BlockTensor
+    """Of an occupied and any orbital."""
+    virtual: BlockTensor
+    """Of two virtual orbitals."""
+    nocc_tiles: int
+    """Tiles of occupied orbitals."""
+    rate: float
+    """Floating-point operations per second of one worker."""
+
+    @classmethod
+    def of(cls, reference: Reference, spaces: OrbitalSpaces, vectors: Vectors, engine: Engine) -> FittedIntegrals:
+        """The vectors over the orbitals of a reference; every rank has all of them."""
+        occ, vir, every = plain_space(spaces.occ), plain_space(spaces.vir), joined_space(spaces.occ, spaces.vir)
+        both = np.hstack([reference.occupied, reference.virtual])
+        mixed = to_orbitals(vectors, reference.occupied, both, (occ, every), engine=engine)
+        virtual = to_orbitals(vectors, reference.virtual, reference.virtual, (vir, vir), engine=engine)
+        mixed, virtual = (engine.spread(each, "replicated") for each in (mixed, virtual))
+        return cls(mixed, virtual, spaces.occ.ntiles, 1e9 * float(engine.machine.gemm_rate(TILE)))
+
+    def tensor(self, which: str) -> BlockTensor:
+        """Integrals (pq|rs) as a tensor whose blocks are made on demand.
+
+        Parameters
+        ----------
+        which : str
+            A letter for each mode: o occupied, v virtual, p any orbital.
+        """
+        occ, every = self.mixed.spaces[1:]
+        spaces = {"o": occ, "v": self.virtual.spaces[1], "p": every}
+        modes = [spaces[letter] for letter in which]
+        labelled = all(space.irrep is not None for space in modes)
+        shifts = [self.nocc_tiles if letter == "v" else 0 for letter in which]
+
+        def make(index: tuple[int, ...]) -> Floats:
+            tiles = [tile + shift for tile, shift in zip(index, shifts, strict=True)]
+            left, right = self._pair(*tiles[:2]), self._pair(*tiles[2:])
+            block: Floats = np.matmul(left.reshape(len(left), -1).T, right.reshape(len(right), -1))
+            return block.reshape(*left.shape[1:], *right.shape[1:])
+
+        return from_function(make, pattern=Pattern.allowed(modes, irrep=0 if labelled else None))
+
+    def _pair(self, first: int, second: int) -> Floats:
+        """All vectors of two tiles of orbitals, occupied ones counted first."""
+        if first >= self.nocc_tiles and second >= self.nocc_tiles:
+            return self._whole(self.virtual, first - self.nocc_tiles, second - self.nocc_tiles)
+        if first >= self.nocc_tiles:
+            return self._whole(self.mixed, second, first).transpose(0, 2, 1)
+        return self._whole(self.mixed, first, second)
+
+    def _whole(self, vectors: BlockTensor, first: int, second: int) -> Floats:
+        aux = vectors.spaces[0]
+        return np.concatenate([vectors.block((tile, first, second)) for tile in range(aux.ntiles)])
+
+    def seconds(self, pattern: Pattern, products: int) -> Floats:
+        """What making each block of a tensor takes, if a block needs so many products of vectors."""
+        return np.asarray(2.0 * products * self.mixed.shape[0] * pattern.block_sizes / self.rate, np.float64)

@@ -1,0 +1,346 @@
+"""`Hamiltonian`: the integrals of the coupled-cluster equations as block tensors, in memory, on disk or on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.chemistry.fitted_integrals import FittedIntegrals
+from tilewise.chemistry.four_index import Transform
+from tilewise.chemistry.integrals import AtomicOrbitals, function_integrals
+from tilewise.chemistry.reference import Reference
+from tilewise.chemistry.spaces import OrbitalSpaces, joined_space, plain_space
+from tilewise.chemistry.vectors import Vectors
+from tilewise.contract import find_engine
+from tilewise.engines.folding import Folding, fold, folded_block, folded_pattern, for_each_block
+from tilewise.errors import MemoryBudgetError, TilewiseError
+from tilewise.factories import from_dense, from_function, zeros
+from tilewise.iteration import allowed_pattern, bytes_on_rank
+from tilewise.patterns import Pattern, Symmetry
+from tilewise.spaces import Pairs, Space
+from tilewise.tensors import BlockTensor, Engine
+from tilewise.tensors.elsewhere import make_elsewhere
+from tilewise.tensors.files import ScratchFile
+from tilewise.tensors.storage import frobenius_norm
+
+__all__ = ["INTEGRALS", "Hamiltonian", "plain_space"]
+
+Floats = npt.NDArray[np.float64]
+Maker = Callable[[tuple[int, ...]], Floats]
+Tell = Callable[[str], None]
+
+INTEGRALS: Final[Mapping[str, tuple[str, str]]] = {
+    "V": ("iajb", "iajb"),
+    "Vp": ("iajb", "jaib"),
+    "J": ("iakc", "kiac"),
+    "ooov": ("kilc", "kilc"),
+    "oooo": ("kilj", "kilj"),
+    "ovvv": ("akcd", "kcad"),
+}
+"""Modes of each tensor, and of the integrals (pq|rs) that it is made of; all begin with an occupied orbital."""
+
+MATRICES: Final[Mapping[str, str]] = {
+    "oooo_s": "yx",
+    "oooo_a": "YX",
+    "ov_s": "yp",
+    "ov_a": "YP",
+    "vv_s": "pq",
+    "vv_a": "PQ",
+    "ff_s": "mn",
+    "ff_a": "MN",
+}
+"""Matrices over pairs."""
+
+FOCK: Final[Mapping[str, str]] = {"f_oo": "ij", "f_ov": "ia", "f_vv": "ab"}
+"""Blocks of the Fock matrix."""
+
+MADE: Final[Mapping[str, str]] = {**FOCK, "L": "iajb", "c_v": "sa"}
+"""What is no integral itself: L = 2 V - V', and virtual orbitals over functions."""
+
+DIRECT: Final = ("ff_s", "ff_a")
+"""Matrices over pairs of atomic functions, made on demand."""
+
+SYMMETRIC: Final = ("vv_s", "vv_a", *DIRECT)
+"""Matrices that equal their transpose."""
+
+EXCHANGE: Final = Symmetry(((0, 1), 1))
+"""(ac|bd) = (ca|db): the matrix over virtual pairs is symmetric."""
+
+VIRTUALS: Final = frozenset("abcd")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hamiltonian:
+    """Fock matrix and integrals over the orbitals of a reference."""
+
+    reference: Reference
+    """Orbitals in the order of the tiles."""
+    spaces: OrbitalSpaces
+    """Their tiles."""
+    vectors: int = 0
+    """How many three-index vectors replace the integrals; none if these are exact."""
+    functions: AtomicOrbitals | None = None
+    """Atomic functions, for a ladder over them."""
+
+    @property
+    def letters(self) -> Mapping[str, Space | Pairs]:
+        """What the letters of equations stand for."""
+        found = dict(self.spaces.letters)
+        if self.functions is not None:
+            space = Space(self.functions.space.sizes, "ao")
+            found |= dict.fromkeys("st", space)
+            found |= dict.fromkeys("mn", Pairs.of(space, 1)) | dict.fromkeys("MN", Pairs.of(space, -1))
+        return found
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of the vectors over orbitals, (Q, ip) and (Q, ab), of all ranks."""
+        nocc, nvir = self.reference.nocc, self.reference.nvir
+        return 8 * self.vectors * (nocc * (nocc + nvir) + nvir * nvir)
+
+    def pattern(self, name: str) -> Pattern:
+        """The blocks of a tensor of the equations."""
+        if name in SYMMETRIC:
+            letters = self.letters
+            space = letters["a" if name.startswith("vv") else "s"]
+            assert isinstance(space, Space)
+            full = Pattern.allowed((space,) * 4, irrep=None if space.irrep is None else 0)
+            return folded_pattern(full, self.folding(name), EXCHANGE)
+        if name in INTEGRALS:
+            return allowed_pattern(self.letters, INTEGRALS[name][0])
+        return allowed_pattern(self.letters, MATRICES.get(name) or MADE[name])
+
+    def folding(self, name: str) -> Folding:
+        """The pairs of a matrix over pairs."""
+        rows, cols = (self.letters[letter] for letter in MATRICES[name])
+        assert isinstance(rows, Pairs)
+        assert isinstance(cols, Pairs)
+        return Folding(rows, cols)
+
+    def placeholder(self, name: str, elsewhere: bool, engine: Engine) -> Pattern | BlockTensor:
+        """What stands for a tensor in a plan."""
+        pattern = self.pattern(name)
+        if self.vectors or name in DIRECT:
+            return from_function(_not_there, pattern=pattern) if elsewhere or name in DIRECT else pattern
+        return make_elsewhere(pattern, engine) if elsewhere else pattern
+
+    def build(
+        self,
+        names: Collection[str],
+        elsewhere: Collection[str],
+        memory: int,
+        *,
+        vectors: Vectors | None = None,
+        scratch: str | None = None,
+        engine: Engine | None = None,
+        tell: Tell | None = None,
+        reproducible: bool = False,
+    ) -> dict[str, BlockTensor]:
+        """Make tensors of the equations.
+
+        Parameters
+        ----------
+        names : collection of str
+            The tensors.
+        elsewhere : collection of str
+            Those that are not kept in memory.
+        memory : int
+            Bytes for everything that this takes and leaves.
+        vectors : Vectors, optional
+            Three-index vectors to make them of.
+        reproducible : bool
+            Whether their bits must not depend on ranks, workers and memory.
+        """
+        builder = _Builder(self, set(elsewhere), memory, vectors, scratch, find_engine(engine), tell, reproducible)
+        return builder.build(names)
+
+    def fock(self, name: str) -> BlockTensor:
+        """A block of the Fock matrix."""
+        nocc = self.reference.nocc
+        part = {"o": slice(0, nocc), "v": slice(nocc, None)}
+        values = self.reference.fock[part[name[2]], part[name[3]]]
+        pattern = self.pattern(name)
+        masked = values * _mask(pattern)
+        return from_dense(masked, pattern.spaces) + zeros(pattern=pattern)
+
+
+def _mask(pattern: Pattern) -> npt.NDArray[np.bool_]:
+    """Which elements lie in blocks that are stored."""
+    mask = np.zeros(pattern.shape, np.bool_)
+    for index in pattern.index.tolist():
+        where = tuple(slice(s.offsets[t], s.offsets[t + 1]) for s, t in zip(pattern.spaces, index, strict=True))
+        mask[where] = True
+    return mask
+
+
+class _Builder:
+    """Makes tensors within a budget."""
+
+    def __init__(
+        self,
+        hamiltonian: Hamiltonian,
+        elsewhere: set[str],
+        memory: int,
+        vectors: Vectors | None,
+        scratch: str | None,
+        engine: Engine,
+        tell: Tell | None,
+        reproducible: bool,
+    ) -> None:
+        self.reproducible = reproducible
+        self.hamiltonian, self.elsewhere, self.memory = hamiltonian, elsewhere, memory
+        self.source = (
+            None if vectors is None else FittedIntegrals.of(hamiltonian.reference, hamiltonian.spaces, vectors, engine)
+        )
+        self.scratch, self.engine, self.tell = scratch, engine, tell
+        self.made: dict[str, BlockTensor] = {}
+
+    def build(self, names: Collection[str]) -> dict[str, BlockTensor]:
+        """All of them, the largest first."""
+        for name in FOCK:
+            if name in names:
+                self.made[name] = self.hamiltonian.fock(name)
+        if "c_v" in names:
+            self._build_direct()
+        self._build_virtual([name for name in ("vv_s", "vv_a") if name in names])
+        self._build_mixed(names)
+        return {name: self.made[name] for name in names}
+
+    def _build_direct(self) -> None:
+        """What a ladder over atomic functions needs; its integrals are made in each iteration."""
+        functions, pattern = self.hamiltonian.functions, self.hamiltonian.pattern("c_v")
+        assert functions is not None
+        self.made["c_v"] = from_dense(self.hamiltonian.reference.virtual[functions.order], pattern.spaces)
+        source = function_integrals(functions)
+        for name in DIRECT:
+            make = _folder(source, self.hamiltonian.folding(name))
+            self.made[name] = from_function(make, pattern=self.hamiltonian.pattern(name))
+
+    def _build_virtual(self, names: Collection[str]) -> None:
+        if not names:
+            return
+        source = self._transformed("vvvv", names)
+        for name in names:
+            self._keep(name, _folder(source, self.hamiltonian.folding(name)))
+
+    def _build_mixed(self, names: Collection[str]) -> None:
+        wanted = [name for name in (*INTEGRALS, "L", *MATRICES) if name in names and name not in SYMMETRIC]
+        if not wanted:
+            return
+        only_ovov = all(name in ("V", "Vp", "L", "ov_s", "ov_a") for name in wanted)
+        source = self._transformed("ovov" if only_ovov else "oppp", wanted)
+        shift = 0 if only_ovov else self.hamiltonian.spaces.occ.ntiles
+        for name in wanted:
+            if name in INTEGRALS:
+                self._keep(name, _taker(source, *INTEGRALS[name], shift))
+            elif name == "L":
+                self._keep(name, _without_exchange(*(_taker(source, *INTEGRALS[part], shift) for part in ("V", "Vp"))))
+            else:
+                self._keep_matrix(name, source, shift)
+
+    def _keep_matrix(self, name: str, source: BlockTensor, shift: int) -> None:
+        """A matrix over pairs of occupied orbitals, and of these or virtual ones."""
+        part = "oooo" if name.startswith("oooo") else "V"
+        whole = self.made.get(part)
+        if whole is None:
+            whole = _assembled(self.hamiltonian.pattern(part), _taker(source, *INTEGRALS[part], shift), self.engine)
+        folding = self.hamiltonian.folding(name)
+        self.made[name] = fold(whole, folding)
+
+    def _transformed(self, which: str, names: Collection[str]) -> BlockTensor:
+        """The integrals that some tensors are made of, within the memory that these leave."""
+        if self.source is not None:
+            return self.source.tensor(which)
+        reference, spaces = self.hamiltonian.reference, self.hamiltonian.spaces
+        held = sum(bytes_on_rank(tensor.pattern, self.engine) for tensor in self.made.values() if tensor.in_memory)
+        coming = sum(
+            bytes_on_rank(self.hamiltonian.pattern(name), self.engine) for name in names if name not in self.elsewhere
+        )
+        orbitals = {
+            "o": (reference.occupied, plain_space(spaces.occ)),
+            "v": (reference.virtual, plain_space(spaces.vir)),
+            "p": (np.hstack([reference.occupied, reference.virtual]), joined_space(spaces.occ, spaces.vir)),
+        }
+        room = self.memory - held - coming
+        if room <= 0:
+            raise MemoryBudgetError(
+                f"The integrals {', '.join(names)} hold {held + coming} bytes. The budget is {self.memory}. Give more "
+                "with memory=.",
+                self.memory,
+                held + coming,
+            )
+        job = Transform(
+            reference.integrals,
+            [orbitals[letter][0] for letter in which],
+            spaces=[orbitals[letter][1] for letter in which],
+            memory=room,
+            tile=max(int(self.hamiltonian.spaces.vir.sizes.max(initial=1)), 1),
+            scratch=self.scratch,
+            engine=self.engine,
+            progress=self.tell,
+            reproducible=self.reproducible,
+        )
+        return job.kernel()
+
+    def _keep(self, name: str, make: Maker) -> None:
+        """Make a tensor where it is to be."""
+        pattern = self.hamiltonian.pattern(name)
+        if name in self.elsewhere and self.source is not None:
+            products = 2 if name in MATRICES or name == "L" else 1
+            cost = self.source.seconds(pattern, products).tolist()
+            self.made[name] = from_function(make, pattern=pattern, cost=cost)
+            return
+        if name not in self.elsewhere:
+            self.made[name] = _assembled(pattern, make, self.engine)
+            return
+        scratch = ScratchFile(pattern, np.dtype(np.float64), self.scratch)
+        for row, index in enumerate(pattern.index.tolist()):
+            block = np.ascontiguousarray(make(tuple(index)))
+            scratch.write(row, block, frobenius_norm(block))
+        self.made[name] = scratch.tensor(self.engine)
+
+
+def _not_there(index: tuple[int, ...]) -> NoReturn:
+    raise TilewiseError(f"Block {index} of a tensor that only stands for one was asked for. Expected plans alone.")
+
+
+def _assembled(pattern: Pattern, make: Maker, engine: Engine) -> BlockTensor:
+    """A tensor in memory; each process makes the blocks that it answers for."""
+    arena = engine.allocate(pattern, np.float64, zero=False)
+    parts = list(arena.parts(pattern))
+
+    def fill(number: int) -> None:
+        row, part = parts[number]
+        part[...] = make(tuple(pattern.index[row].tolist()))
+
+    arena.agree(lambda: for_each_block(engine, [part.size for _, part in parts], fill))
+    tensor = BlockTensor(pattern, arena, engine)
+    tensor.replace_norms(arena.norms())
+    return tensor
+
+
+def _taker(source: BlockTensor, target: str, letters: str, shift: int) -> Maker:
+    """Makes blocks of a tensor of transformed integrals; virtual tiles of all but the first mode come after `shift`."""
+    axes = [letters.index(letter) for letter in target]
+
+    def take(index: tuple[int, ...]) -> Floats:
+        tile = dict(zip(target, index, strict=True))
+        where = [tile[each] + (shift if each in VIRTUALS else 0) for each in letters]
+        block: Floats = source.block(where).transpose(axes)
+        return block
+
+    return take
+
+
+def _without_exchange(direct: Maker, exchange: Maker) -> Maker:
+    """Makes blocks of L = 2 V - V'."""
+    return lambda index: 2 * direct(index) - exchange(index)
+
+
+def _folder(source: BlockTensor, folding: Folding) -> Maker:
+    """Makes blocks of the matrix of a tensor over pairs."""
+    return lambda index: folded_block(source, folding, (index[0], index[1]))

@@ -1,0 +1,333 @@
+"""What a user names as input: a molecule, a checkpoint of PySCF or an FCIDUMP file, and the mean field of each."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.chemistry.chkfile import SavedMeanField, brillouin, read_chkfile
+from tilewise.chemistry.fcidump import read_fcidump, reference
+from tilewise.chemistry.geometry import Geometry, read_xyz
+from tilewise.chemistry.integrals import hartree_fock, make_molecule, pyscf_module
+from tilewise.chemistry.orbitals import Frozen, parse_frozen
+from tilewise.engines.base import current_engine
+from tilewise.errors import InputError, StorageError
+from tilewise.spaces.integers import parse_integer
+from tilewise.tensors.drafts import check_regular, draft, parse_path
+
+__all__ = [
+    "BASIS",
+    "KINDS",
+    "Input",
+    "Request",
+    "check_electrons",
+    "input_kind",
+    "molecule_mean_field",
+    "orbital_file",
+    "read_input",
+    "read_orbitals",
+    "write_orbitals",
+]
+
+Tell = Callable[[str], None]
+
+BASIS: Final = "cc-pvdz"
+"""Basis set of a molecule that is given without one."""
+
+KINDS: Final[Mapping[str, str]] = {
+    "xyz": "the atoms of a molecule (.xyz)",
+    "chkfile": "a checkpoint of PySCF",
+    "fcidump": "an FCIDUMP file",
+}
+"""What a file can be."""
+
+_HDF5: Final = b"\x89HDF\r\n\x1a\n"
+_SUFFIXES: Final[Mapping[str, str]] = {
+    ".chk": "chkfile",
+    ".chkfile": "chkfile",
+    ".h5": "chkfile",
+    ".hdf5": "chkfile",
+    ".fcidump": "fcidump",
+}
+
+_KOHN_SHAM = 1e-3
+"""Orbitals whose Fock matrix mixes occupied and virtual ones by more, in hartree, are not those of Hartree-Fock."""
+
+_ARRAYS: Final = ("mo_coeff", "mo_energy", "mo_occ", "e_tot")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A file, and what a user says about it."""
+
+    path: Path
+    """The file."""
+    basis: str | None = None
+    """Basis set of a molecule; `BASIS` by default."""
+    charge: int | None = None
+    """Total charge of a molecule; 0 by default."""
+    spin: int = 0
+    """Unpaired electrons."""
+    frozen: Frozen | str = None
+    """Orbitals that are not correlated: a number, a list, or ``"core"``."""
+    symmetry: bool = True
+    """Whether the point group is used."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Input:
+    """A mean field, and where it comes from."""
+
+    kind: str
+    """One of `KINDS`."""
+    mean_field: Any
+    """What methods take."""
+    frozen: Frozen
+    """Orbitals that are not correlated."""
+    basis: str | None
+    """Name of the basis set, if it is known."""
+    charge: int | None
+    """Total charge, if there is a molecule."""
+    natoms: int | None
+    """Number of atoms, if there is a molecule."""
+    group: str
+    """Point group whose irreps are used; C1 without any."""
+
+    @property
+    def functions(self) -> int:
+        """How many functions the orbitals are made of."""
+        return int(np.shape(self.mean_field.mo_coeff)[0])
+
+    @property
+    def frozen_count(self) -> int:
+        """How many orbitals are not correlated."""
+        return int(np.count_nonzero(~parse_frozen(self.frozen, np.asarray(self.mean_field.mo_occ))))
+
+
+def input_kind(path: Path) -> str:
+    """What a file is, by its first bytes, and by its name where these do not tell."""
+    file = parse_path(path)
+    check_regular(file)
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(1 << 10)
+    except FileNotFoundError as error:
+        raise InputError(
+            f"There is no file {file}. Expected {_kinds_text()}. Check the path and the folder it starts from."
+        ) from error
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}. Expected {_kinds_text()}. Name another.") from error
+    if not head.strip():
+        raise InputError(f"{file} is empty. Expected {_kinds_text()}. Write it again, or name another.")
+    if head.startswith(_HDF5):
+        return "chkfile"
+    if head.lstrip()[:4].upper() in (b"&FCI", b"$FCI"):
+        return "fcidump"
+    return "fcidump" if file.name.upper() == "FCIDUMP" else _SUFFIXES.get(file.suffix.lower(), "xyz")
+
+
+def _kinds_text() -> str:
+    first, *others = KINDS.values()
+    return f"{first}, {' or '.join(others)}"
+
+
+def read_input(request: Request, tell: Tell) -> Input:
+    """The mean field of a file: read, or computed for a molecule.
+
+    Ranks refuse a file together, and take the mean field of the first one, which alone computes it.
+    """
+    found = current_engine().agree(lambda: _read(request, tell))
+    assert found is not None
+    if found.kind != "xyz":
+        return found
+    return replace(found, mean_field=molecule_mean_field(found.mean_field, tell))
+
+
+def _read(request: Request, tell: Tell) -> Input:
+    """What a file has; in the place of a mean field that has to be computed is the molecule."""
+    kind = input_kind(request.path)
+    if kind == "xyz":
+        return _from_molecule(request, tell)
+    for option, value in (("basis", request.basis), ("charge", request.charge), ("spin", request.spin or None)):
+        if value is not None:
+            raise InputError(
+                f"{option}={value!r} was given with {KINDS[kind]}, {request.path}. Expected it with an .xyz file only: "
+                f"the file has orbitals of its own. Leave {option} out."
+            )
+    return _from_chkfile(request, tell) if kind == "chkfile" else _from_fcidump(request, tell)
+
+
+def _tell_kind(request: Request, kind: str, tell: Tell) -> None:
+    tell(f"Input: {request.path}, taken as {KINDS[kind]}")
+
+
+def _from_molecule(request: Request, tell: Tell) -> Input:
+    geometry = read_xyz(request.path)
+    charge = 0 if request.charge is None else request.charge
+    check_electrons(geometry, charge, request.spin)
+    basis = BASIS if request.basis is None else request.basis
+    mol = make_molecule(geometry, basis, charge, symmetry=request.symmetry)
+    frozen = _frozen_of(request, mol)
+    _check_frozen(mol, frozen)
+    _tell_kind(request, "xyz", tell)
+    return Input("xyz", mol, frozen, basis, charge, geometry.natoms, _group(mol))
+
+
+def molecule_mean_field(mol: Any, tell: Tell, kept: Path | None = None, *, keeps: bool = True) -> SavedMeanField:
+    """Hartree-Fock of a molecule, or what an earlier run has kept of it.
+
+    Parameters
+    ----------
+    mol : pyscf.gto.Mole
+        The molecule, on every rank.
+    tell : callable
+        Called with a line of text.
+    kept : Path, optional
+        File of the orbitals: a second Hartree-Fock gives others, by rounding and by signs.
+    keeps : bool
+        Whether they are written to it.
+    """
+    engine = current_engine()
+
+    def solve() -> dict[str, Any]:
+        if kept is not None and kept.exists():
+            tell(f"Hartree-Fock: orbitals from {kept}")
+            return read_orbitals(kept, mol)
+        tell(f"Hartree-Fock: {mol.natm} atoms, {mol.nao} functions, {mol.nelectron} electrons")
+        solved = hartree_fock(mol)
+        if not solved.converged:
+            raise InputError(
+                f"Hartree-Fock has not converged within {solved.max_cycle} cycles; its energy is {solved.e_tot:.8f} "
+                "hartree. Expected a converged mean field. Check geometry and charge, or converge it with PySCF and "
+                "give its checkpoint file instead of the molecule."
+            )
+        if kept is not None and keeps:
+            write_orbitals(kept, solved)
+        return {name: getattr(solved, name) for name in _ARRAYS}
+
+    found = engine.of_first(engine.agree(solve, once=True))
+    assert found is not None
+    return SavedMeanField(mol, **found)
+
+
+def _from_chkfile(request: Request, tell: Tell) -> Input:
+    saved = read_chkfile(request.path)
+    mixing = brillouin(saved)
+    if mixing > _KOHN_SHAM:
+        raise InputError(
+            f"The Fock matrix of {request.path} mixes occupied and virtual orbitals by {mixing:.2g} hartree: they come "
+            "from Kohn-Sham, or are not converged. Expected those of Hartree-Fock. Make the file with "
+            "pyscf.scf.RHF(mol).run()."
+        )
+    _tell_kind(request, "chkfile", tell)
+    tell(f"Hartree-Fock: from the file, elements of up to {mixing:.1e} hartree between occupied and virtual orbitals")
+    if not request.symmetry:
+        saved.mol.symmetry = False
+    basis = saved.mol.basis if isinstance(saved.mol.basis, str) else None
+    frozen = _frozen_of(request, saved.mol)
+    return Input("chkfile", saved, frozen, basis, int(saved.mol.charge), int(saved.mol.natm), _group(saved.mol))
+
+
+def _from_fcidump(request: Request, tell: Tell) -> Input:
+    if request.frozen == "core":
+        raise InputError(
+            f"frozen='core' was given with {KINDS['fcidump']}, {request.path}, which names no atoms. Expected a number "
+            "of orbitals, or a list. Pass, for example, 1."
+        )
+    made = reference(read_fcidump(request.path))
+    _tell_kind(request, "fcidump", tell)
+    if not request.symmetry:
+        made = replace(made, orbsym=None)
+    group = "C1" if made.orbsym is None else f"{len(np.unique(made.orbsym))} irreps"
+    return Input("fcidump", made, _frozen_of(request, None), None, None, None, group)
+
+
+def _group(mol: Any) -> str:
+    return str(mol.groupname) if mol.symmetry else "C1"
+
+
+def _frozen_of(request: Request, mol: Any) -> Frozen:
+    """The orbitals that are not correlated, the usual core among them."""
+    if request.frozen == "core":
+        return int(pyscf_module().data.elements.chemcore(mol))
+    if isinstance(request.frozen, str):
+        raise InputError(
+            f"frozen={request.frozen!r} is unknown. Expected a number of orbitals, a list of orbitals counted from 0, "
+            "or 'core'. Correct it."
+        )
+    return request.frozen
+
+
+def check_electrons(geometry: Geometry, charge: int, spin: int) -> None:
+    """Raise unless a molecule has a closed shell of electrons."""
+    total = parse_integer(charge, "charge=", "Pass a whole number, such as charge=1.")
+    electrons = geometry.nuclear_charge - total
+    if electrons < 1:
+        raise InputError(
+            f"charge={charge} leaves {electrons} electrons of {geometry.nuclear_charge}. Expected at least "
+            "2. Correct the charge."
+        )
+    unpaired = parse_integer(spin, "spin=", "Pass the number of unpaired electrons, such as spin=0.")
+    if unpaired:
+        raise InputError(
+            f"spin={spin} asks for {spin} unpaired electrons. Expected 0: the methods here are for closed "
+            "shells. Leave spin= out."
+        )
+    if electrons % 2:
+        raise InputError(
+            f"The molecule has {electrons} electrons at charge {charge}, an odd number. Expected an even "
+            f"number, a closed shell. Correct the atoms, or pass charge={total + 1} or charge={total - 1}."
+        )
+
+
+def _check_frozen(mol: Any, frozen: Frozen) -> None:
+    """Say what is wrong with `frozen` before the mean field is computed."""
+    occupied = mol.nelectron // 2
+    if occupied > mol.nao:
+        raise InputError(
+            f"{mol.nao} functions cannot hold {mol.nelectron} electrons. Expected a function for each pair. "
+            "Use a larger basis set."
+        )
+    parse_frozen(frozen, np.repeat([2, 0], [occupied, mol.nao - occupied]))
+
+
+def orbital_file(checkpoint: Path) -> Path:
+    """Where the orbitals that a checkpoint belongs to are kept."""
+    return checkpoint.with_name(f"{checkpoint.name}.orbitals")
+
+
+def _digest_molecule(mol: Any) -> npt.NDArray[np.uint8]:
+    summary = hashlib.blake2b(f"{mol.cart} {mol.nelectron} {mol.spin} {mol.groupname}".encode())
+    for table in (mol._atm, mol._bas, mol._env, mol._ecpbas):
+        summary.update(np.ascontiguousarray(table).tobytes())
+    return np.frombuffer(summary.digest(), np.uint8)
+
+
+def write_orbitals(path: Path, mf: Any) -> None:
+    """Keep the orbitals of a mean field, for `read_orbitals`."""
+    with draft(path) as handle, os.fdopen(os.dup(handle), "wb") as stream:
+        np.savez(stream, molecule=_digest_molecule(mf.mol), **{name: getattr(mf, name) for name in _ARRAYS})
+
+
+def read_orbitals(path: Path, mol: Any) -> dict[str, Any]:
+    """What `write_orbitals` wrote, for the same molecule: orbitals, their energies and occupations, the energy."""
+    remedy = f"Remove it and {path.stem}, or name another with --checkpoint."
+    try:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            digest, found = arrays["molecule"], {name: arrays[name] for name in _ARRAYS}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise StorageError(
+            f"{path} cannot be read: {error}. Expected orbitals as they were written. {remedy}"
+        ) from error
+    if not np.array_equal(digest, _digest_molecule(mol)):
+        raise InputError(f"{path} has the orbitals of another molecule or basis. Expected those of this one. {remedy}")
+    return found | {"e_tot": float(found["e_tot"])}

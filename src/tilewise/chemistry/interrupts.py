@@ -1,0 +1,84 @@
+"""Signals with which a batch system announces the end of a job: noted when they come, obeyed at the next safe place."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from tilewise.engines.base import current_engine
+from tilewise.errors import Interrupted
+from tilewise.tensors import Engine
+
+__all__ = ["EXIT_INTERRUPTED", "Interrupts", "catching_signals"]
+
+EXIT_INTERRUPTED = 75
+"""Exit code of a command that a signal ended and that can go on: EX_TEMPFAIL, "try again" to a batch system."""
+
+SIGNALS = ("SIGTERM", "SIGUSR1")
+"""The signals that are caught; some platforms lack the second."""
+
+
+class Interrupts:
+    """What came in; made by `catching_signals`.
+
+    Parameters
+    ----------
+    engine : Engine, optional
+        Whose ranks stop together; the engine in use by default.
+    """
+
+    def __init__(self, engine: Engine | None = None) -> None:
+        self.engine = current_engine() if engine is None else engine
+        self.received: str | None = None
+        """Name of the last signal that nobody has been told of, None if there was none."""
+
+    def note(self, number: int, frame: FrameType | None = None) -> None:
+        """Remember a signal; a handler of Python's `signal`."""
+        self.received = signal.Signals(number).name
+
+    def check(self) -> None:
+        """Raise `Interrupted` if a signal has come to any rank; every rank calls it at the same place."""
+        self.engine.agree(self._check)
+
+    def _check(self) -> None:
+        if self.received is not None:
+            name, self.received = self.received, None
+            raise Interrupted(
+                f"The signal {name} came. The run was to go on until its end. Start it again to go on.", name
+            )
+
+
+@contextmanager
+def catching_signals(engine: Engine | None = None) -> Iterator[Interrupts]:
+    """Note SIGTERM and SIGUSR1 inside a ``with`` block instead of ending the process.
+
+    One that came after the last `Interrupts.check` is handed to whoever had them before, at the end of the block.
+    Python hands signals to the main thread only: in another one nothing is caught, and nothing is changed.
+
+    Examples
+    --------
+    >>> import os, signal
+    >>> from tilewise.chemistry.interrupts import catching_signals
+    >>> with catching_signals() as interrupts:
+    ...     os.kill(os.getpid(), signal.SIGTERM)
+    ...     interrupts.check()
+    Traceback (most recent call last):
+        ...
+    tilewise.errors.Interrupted: The signal SIGTERM came. The run was to go on until its end. Start it again to go on.
+    """
+    interrupts = Interrupts(engine)
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        caught = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+        before = {number: signal.signal(number, interrupts.note) for number in caught}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            # None stands for a handler that Python did not install, and cannot bring back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    if interrupts.received is not None:
+        signal.raise_signal(signal.Signals[interrupts.received])

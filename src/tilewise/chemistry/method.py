@@ -1,0 +1,222 @@
+"""`Method`: a correlation energy of a PySCF mean field, with PySCF's habits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.chemistry.kept_orbitals import keep_orbitals, orbital_path
+from tilewise.chemistry.orbitals import Frozen
+from tilewise.chemistry.reference import Reference, parse_reference
+from tilewise.chemistry.spaces import OrbitalSpaces
+from tilewise.chemistry.vectors import Vectors, cholesky_vectors, fitted_vectors
+from tilewise.errors import InputError
+from tilewise.factories import from_dense, zeros
+from tilewise.patterns import Pattern
+from tilewise.plans.budget import parse_memory
+from tilewise.spaces.integers import parse_integer
+from tilewise.tensors import BlockTensor, Engine
+from tilewise.tensors.drafts import parse_scratch
+
+__all__ = ["Method"]
+
+Floats = npt.NDArray[np.float64]
+Self = TypeVar("Self", bound="Method")
+
+TILE = 32
+"""About how many orbitals a tile holds: large products, and few orbitals that belong to no full tile."""
+
+CHOLESKY_TOL = 1e-8
+"""Largest error of an integral (pq|pq) that decomposed integrals have by default, in hartree."""
+
+INTEGRALS = ("exact", "df", "cholesky")
+"""What ``integrals=`` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """Tells what goes on; it does not hold the method, which would hold itself then."""
+
+    progress: Callable[[str], None] | None
+    """Called with every line."""
+    verbose: int
+    """Lines of this level and below are printed."""
+    stdout: Any
+    """Where they are printed; None for the standard output."""
+
+    def say(self, line: str, level: int = 4) -> None:
+        """Tell one line."""
+        if self.progress is not None:
+            self.progress(line)
+        if self.verbose >= level:
+            print(line, file=self.stdout)
+
+
+class Method:
+    """What all methods do: take a mean field, say what goes on, give energies."""
+
+    name: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        mf: Any,
+        frozen: Frozen = None,
+        *,
+        memory: int | str | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+        tile: int | None = None,
+        integrals: str = "exact",
+        auxbasis: str | None = None,
+        cholesky_tol: float | None = None,
+        verbose: int | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        if integrals not in INTEGRALS:
+            raise InputError(f"integrals={integrals!r} is unknown. Expected one of {', '.join(INTEGRALS)}. Correct it.")
+        if progress is not None and not callable(progress):
+            raise InputError(f"progress={progress!r} cannot be called. Expected a function, or None. Pass print.")
+        if memory is not None:
+            parse_memory(memory)
+        self._given_reference = parse_reference(mf, frozen)
+        self._mf = mf
+        self.mol = getattr(mf, "mol", None)
+        self.integrals = "df" if integrals == "exact" and getattr(mf, "with_df", None) is not None else integrals
+        self.auxbasis, self.cholesky_tol = auxbasis, cholesky_tol
+        self._check_integrals()
+        self.frozen, self.memory = frozen, memory
+        self.scratch = None if scratch is None else parse_scratch(scratch)
+        self.verbose = getattr(mf, "verbose", 0) if verbose is None else verbose
+        self.progress = progress
+        self.stdout = getattr(self.mol, "stdout", None)
+        self.tile = _parse_tile(tile)
+        self.reference: Reference
+        self.spaces: OrbitalSpaces
+        self.reference, self.spaces = self._given_reference.tiled(self.tile)
+        self.e_corr: float | None = None
+        self._plan: Any = None
+        self._made_vectors: Vectors | None = None
+        self._over_orbitals: BlockTensor | None = None
+
+    def _check_integrals(self) -> None:
+        for name, value, kind in (("auxbasis", self.auxbasis, "df"), ("cholesky_tol", self.cholesky_tol, "cholesky")):
+            if value is not None and self.integrals != kind:
+                raise InputError(
+                    f"{name}={value!r} was given with integrals={self.integrals!r}. Expected it with {kind!r}. Leave "
+                    f"it away, or pass integrals={kind!r}."
+                )
+        if self.integrals != "exact" and self.mol is None:
+            raise InputError(
+                f"integrals={self.integrals!r} was given with a reference that has no molecule. Expected 'exact': its "
+                "integrals are those of the file. Leave it away."
+            )
+
+    @property
+    def nocc(self) -> int:
+        """Occupied orbitals that are correlated."""
+        return self.reference.nocc
+
+    @property
+    def nvir(self) -> int:
+        """Virtual orbitals that are correlated."""
+        return self.reference.nvir
+
+    @property
+    def e_hf(self) -> float:
+        """Energy of the mean field, in hartree."""
+        return self.reference.e_tot
+
+    @property
+    def e_tot(self) -> float | None:
+        """Energy of the mean field and the correlation, in hartree; None before the run."""
+        return None if self.e_corr is None else self.e_hf + self.e_corr
+
+    @property
+    def max_memory(self) -> float:
+        """The budget in megabytes, as PySCF has it."""
+        return parse_memory(self.memory) / 1e6
+
+    @max_memory.setter
+    def max_memory(self, megabytes: float) -> None:
+        self.memory = int(megabytes * 1e6)
+        self._plan = None
+
+    def set(self: Self, **settings: Any) -> Self:
+        """Set attributes, as PySCF's objects do."""
+        for name, value in settings.items():
+            if name.startswith("_") or not hasattr(self, name) or callable(getattr(type(self), name, None)):
+                raise InputError(
+                    f"{type(self).__name__} has no setting {name!r}. Expected one such as max_cycle or conv_tol. "
+                    "Correct the name."
+                )
+            setattr(self, name, value)
+        self._plan = None
+        return self
+
+    def kernel(self) -> Any:
+        """Compute."""
+        raise NotImplementedError
+
+    def run(self: Self, **settings: Any) -> Self:
+        """Compute, and return this object; settings are set before."""
+        self.set(**settings)
+        self.kernel()
+        return self
+
+    def make_vectors(self, engine: Engine) -> Vectors:
+        """Three-index vectors of fitted or decomposed integrals, made once."""
+        if self._made_vectors is None:
+            self._say(f"Vectors: {self.integrals}")
+            if self.integrals == "df":
+                self._made_vectors = fitted_vectors(self._mf, self.auxbasis, engine=engine)
+            else:
+                tol = CHOLESKY_TOL if self.cholesky_tol is None else self.cholesky_tol
+                self._made_vectors = cholesky_vectors(self.mol, tol, memory=self.memory, engine=engine)
+        return self._made_vectors
+
+    def _settle(self, engine: Engine, checkpoint: str | os.PathLike[str] | None = None) -> None:
+        """Ranks take the orbitals of the first one; a run that goes on, those it was begun with."""
+        if engine.ranks == 1 and checkpoint is None:
+            return
+        reference = self._given_reference.of_first(engine)
+        if checkpoint is not None:
+            reference = keep_orbitals(reference, orbital_path(checkpoint), engine)
+        self.reference, self.spaces = reference.tiled(self.tile)
+        self._plan = self._over_orbitals = None
+
+    def _levels(self, modes: int) -> list[Floats]:
+        """The orbital energies of each mode of amplitudes; virtual ones count negative."""
+        energies = np.diag(self.reference.fock)
+        pair = [energies[: self.nocc], -energies[self.nocc :]]
+        return pair * (modes // 2)
+
+    def _dense(self, array: Floats, pattern: Pattern) -> BlockTensor:
+        """A tensor that has all blocks of a pattern, from an array."""
+        return from_dense(array, pattern.spaces) + zeros(pattern=pattern)
+
+    @property
+    def speaker(self) -> Speaker:
+        """Who tells what goes on."""
+        return Speaker(self.progress, self.verbose, self.stdout)
+
+    def _say(self, line: str, level: int = 4) -> None:
+        self.speaker.say(line, level)
+
+    def _log(self, line: str) -> None:
+        """A line of an iteration."""
+        self._say(line, level=4)
+
+    def _tell_stage(self, line: str) -> None:
+        self._say(line, level=5)
+
+
+def _parse_tile(tile: int | None) -> int:
+    remedy = "Pass a number such as tile=32."
+    size = parse_integer(TILE if tile is None else tile, "The tile size", remedy)
+    if size < 1:
+        raise InputError(f"The tile size is {size}. Expected at least 1. {remedy}")
+    return size

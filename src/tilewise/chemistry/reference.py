@@ -1,0 +1,124 @@
+"""`Reference`: the orbitals that a method correlates, their Fock matrix, and where their integrals come from."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.chemistry.fcidump import FcidumpReference
+from tilewise.chemistry.integrals import fock_matrix, orbital_irreps
+from tilewise.chemistry.orbitals import Frozen, check_mean_field, parse_frozen
+from tilewise.chemistry.spaces import OrbitalSpaces
+from tilewise.errors import InputError
+from tilewise.tensors import Engine
+
+__all__ = ["Reference", "parse_reference"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+SAME_ENERGY = 1e-5
+"""Energies of mean fields of the same molecule differ by less, in hartree."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """Closed-shell orbitals without the frozen ones, occupied orbitals first."""
+
+    integrals: Any
+    """What `transform` takes as the origin of integrals: a molecule, or an array of them."""
+    occupied: Floats
+    """Coefficients (functions, occupied orbitals)."""
+    virtual: Floats
+    """Coefficients (functions, virtual orbitals)."""
+    fock: Floats
+    """Fock matrix over both, in hartree."""
+    irreps: Ints | None
+    """Irrep of each orbital, such that products are XORs; None without symmetry."""
+    e_tot: float
+    """Energy of the mean field, in hartree."""
+
+    @property
+    def nocc(self) -> int:
+        """Occupied orbitals."""
+        return int(self.occupied.shape[1])
+
+    @property
+    def nvir(self) -> int:
+        """Virtual orbitals."""
+        return int(self.virtual.shape[1])
+
+    def of_first(self, engine: Engine) -> Reference:
+        """The orbitals of the first rank, on every rank: those of the same energy are not the same everywhere.
+
+        Each rank has solved its mean field by itself, and orbitals have no sign of their own.
+        """
+        given = (self.occupied, self.virtual, self.fock, self.irreps, self.e_tot)
+        found = engine.of_first(given)
+        shapes = [[part.shape for part in each[:2]] for each in (given, found)]
+        if shapes[0] != shapes[1] or abs(self.e_tot - found[4]) > SAME_ENERGY:
+            raise InputError(
+                f"The mean field of this rank has the energy {self.e_tot:.8f} and {self.nocc} + {self.nvir} orbitals. "
+                f"Expected the same on every rank; the first one has {found[4]:.8f} and {shapes[1][0][1]} + "
+                f"{shapes[1][1][1]}. Converge it tighter, or solve it on one rank and give it to the others."
+            )
+        return Reference(self.integrals, *found)
+
+    def tiled(self, tile: int) -> tuple[Reference, OrbitalSpaces]:
+        """The orbitals in the order of tiles, and the tiles."""
+        irreps = (None, None) if self.irreps is None else (self.irreps[: self.nocc], self.irreps[self.nocc :])
+        spaces = OrbitalSpaces.of((self.nocc, self.nvir), irreps, tile)
+        order = np.concatenate([spaces.occ.order, self.nocc + spaces.vir.order])
+        ordered = replace(
+            self,
+            occupied=np.ascontiguousarray(self.occupied[:, spaces.occ.order]),
+            virtual=np.ascontiguousarray(self.virtual[:, spaces.vir.order]),
+            fock=np.ascontiguousarray(self.fock[np.ix_(order, order)]),
+            irreps=None if self.irreps is None else self.irreps[order],
+        )
+        return ordered, spaces
+
+    def digest(self) -> bytes:
+        """What tells this reference from others, whatever the signs of its orbitals."""
+        summary = hashlib.blake2b(digest_size=16)
+        numbers = np.concatenate([[self.nocc, self.nvir, self.e_tot], np.diag(self.fock)])
+        summary.update(np.round(numbers, 6).tobytes())
+        return summary.digest()
+
+
+def parse_reference(mf: Any, frozen: Frozen) -> Reference:
+    """Take the orbitals of a closed-shell Hartree-Fock object of PySCF or of a file, or say why not.
+
+    Parameters
+    ----------
+    mf : object
+        A converged mean field.
+    frozen : int, sequence of int or None
+        Orbitals that are not correlated.
+    """
+    if not isinstance(mf, FcidumpReference):
+        check_mean_field(mf)
+    occupations, coefficients = np.asarray(mf.mo_occ), np.asarray(mf.mo_coeff, dtype=np.float64)
+    active = parse_frozen(frozen, occupations)
+    occupied, virtual = np.flatnonzero(active & (occupations > 0)), np.flatnonzero(active & (occupations == 0))
+    chosen = np.concatenate([occupied, virtual])
+    fock = fock_matrix(mf)[np.ix_(chosen, chosen)]
+    irreps = _irreps(mf, coefficients)
+    return Reference(
+        integrals=mf.eri if isinstance(mf, FcidumpReference) else mf.mol,
+        occupied=coefficients[:, occupied],
+        virtual=coefficients[:, virtual],
+        fock=fock,
+        irreps=None if irreps is None else irreps[chosen],
+        e_tot=float(mf.e_tot),
+    )
+
+
+def _irreps(mf: Any, coefficients: Floats) -> Ints | None:
+    if isinstance(mf, FcidumpReference):
+        return None if mf.orbsym is None else np.asarray(mf.orbsym, np.int64)
+    return orbital_irreps(mf.mol, coefficients)

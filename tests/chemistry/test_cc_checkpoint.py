@@ -1,0 +1,598 @@
+"""Checkpoints of amplitudes: killed, damaged and continued runs end with the bits of one that never stopped."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tilewise as tw
+from engines.processes import TESTS, source_environment
+from references import stored_bytes
+from tilewise.chemistry.checkpoint import Checkpoint
+from tilewise.chemistry.diis import Amplitudes
+from tilewise.chemistry.solver import Check, Options, Outcome, solve
+from tilewise.errors import InputError, StorageError
+from tilewise.tensors.files import Header
+
+DIGEST = b"a problem"
+
+
+class Waves:
+    """A fixed-point problem whose iteration needs no contraction, so that a process is quick to start."""
+
+    options = Options(conv_tol=1e-9, conv_tol_normt=1e-8, diis_space=4)
+
+    def __init__(self) -> None:
+        self.rows, self.cols = tw.Space([2, 3], name="rows", irrep=[0, 1]), tw.Space([3, 4], name="cols", irrep=[0, 1])
+        self.updates: list[int] = []
+
+    def start(self) -> Amplitudes:
+        values = np.random.default_rng(1).normal(size=(5, 7))
+        return {
+            "t1": tw.from_dense(values[:, :7], (self.rows, self.cols)),
+            "t2": tw.from_dense(values[0], (self.cols,)),
+        }
+
+    def update(self, amplitudes: Amplitudes, check: Check) -> Amplitudes:
+        slopes = np.linspace(-0.4, 0.6, 7)
+
+        def bend(block: Any, at: tuple[int, ...]) -> Any:
+            part = slopes[at[-1] : at[-1] + block.shape[-1]]
+            return 0.3 + part * np.sin(block) + 0.02 * block**2
+
+        self.updates.append(len(self.updates))
+        return {name: tensor.map(bend) for name, tensor in amplitudes.items()}
+
+    @staticmethod
+    def energy(amplitudes: Amplitudes) -> float:
+        return float(sum(tensor.to_dense().sum() for tensor in amplitudes.values()))
+
+    def solve(self, path: Path | None = None, most: int = 200, **more: Any) -> Outcome:
+        options = Options(most, 1e-9, 1e-8, more.pop("space", 4))
+        checkpoint = None if path is None else Checkpoint(path, DIGEST)
+        return solve(self.start(), self.energy, self.update, options, checkpoint=checkpoint, **more)
+
+
+def bits(outcome: Outcome) -> tuple[Any, ...]:
+    tensors = tuple(stored_bytes(tensor) for tensor in outcome.amplitudes.values())
+    return outcome.converged, outcome.cycles, outcome.history, tensors
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[Any, ...]:
+    found = bits(Waves().solve())
+    assert found[0]
+    assert found[1] > 15
+    return found
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the disk: what a killed process has written is there without."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.h5"
+
+
+def tensor_files(path: Path) -> dict[int, set[str]]:
+    """The amplitudes there are: iterations, and their names."""
+    found: dict[int, set[str]] = {}
+    for each in path.parent.iterdir():
+        match = re.fullmatch(rf"{re.escape(path.name)}\.(\d{{6}})\.(\w+)\.h5", each.name)
+        if match:
+            found.setdefault(int(match[1]), set()).add(match[2])
+        else:
+            assert each.name in (path.name, f"{path.name}.previous")
+    return found
+
+
+# Going on
+
+
+@pytest.mark.parametrize("stops", [[1], [2, 3], [5, 6, 7, 11], list(range(1, 12))], ids=str)
+def test_a_run_that_was_stopped_ends_with_the_same_bits(path: Path, expected: Any, stops: list[int]) -> None:
+    done = 0
+    for most in stops:
+        waves = Waves()
+        found = waves.solve(path, most)
+        assert found.cycles == most
+        assert len(waves.updates) == most - done
+        done = most
+    waves = Waves()
+    assert bits(waves.solve(path)) == expected
+    assert len(waves.updates) == expected[1] - done
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"space": 0},
+        {"space": 1},
+        {"space": 2},
+        {"space": 9},
+        {"diis_on_disk": True},
+        {"diis_start_cycle": 5},
+        {"iterative_damping": 0.8},
+    ],
+    ids=str,
+)
+def test_every_kind_of_iteration_goes_on(path: Path, more: dict[str, Any]) -> None:
+    options = {"diis_space": more.get("space", 4)} | {key: value for key, value in more.items() if key != "space"}
+    waves = Waves()
+
+    def run(most: int, checkpoint: Checkpoint | None) -> Outcome:
+        chosen = Options(max_cycle=most, conv_tol=1e-9, conv_tol_normt=1e-8, **options)
+        return solve(waves.start(), waves.energy, waves.update, chosen, checkpoint=checkpoint)
+
+    whole = run(17, None)
+    for most in (3, 4, 11, 17):
+        found = run(most, Checkpoint(path, DIGEST))
+    assert bits(found) == bits(whole)
+
+
+def test_a_run_that_has_converged_is_not_repeated_and_goes_on_to_tighter_limits(path: Path, expected: Any) -> None:
+    waves = Waves()
+    loose = Options(conv_tol=1e-4, conv_tol_normt=1e-3, diis_space=4)
+    first = solve(waves.start(), waves.energy, waves.update, loose, checkpoint=Checkpoint(path, DIGEST))
+    assert first.converged
+    again = Waves()
+    found = solve(again.start(), again.energy, again.update, loose, checkpoint=Checkpoint(path, DIGEST))
+    assert not again.updates
+    assert bits(found) == bits(first)
+    tight = Waves()
+    assert bits(tight.solve(path)) == expected
+    assert len(tight.updates) == expected[1] - first.cycles
+
+
+def test_diis_can_have_less_or_more_space_than_before(path: Path, expected: Any) -> None:
+    for space, most in ((4, 5), (2, 8), (0, 10), (6, 200)):
+        found = Waves().solve(path, most, space=space)
+    assert found.converged
+    assert found.e_corr == pytest.approx(expected[2][-1].e_corr, abs=1e-7)
+
+
+def test_amplitudes_that_no_generation_names_are_removed(path: Path) -> None:
+    (path.parent / "run.h5.notes").write_text("of the user")
+    (path.parent / "run.h5.000001.t2.h5x").write_text("too")
+    Waves().solve(path, 15)
+    for name in ("run.h5.notes", "run.h5.000001.t2.h5x"):
+        (path.parent / name).unlink()
+    found = tensor_files(path)
+    # DIIS combines 4: three are remembered, and their steps need three before the oldest of these.
+    assert set(found) == set(range(15 - 7, 16))
+    assert all(names == {"t1", "t2"} for names in found.values())
+
+
+def test_what_is_written_for_an_iteration_is_its_amplitudes_and_little_else(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, save = [], tw.BlockTensor.save
+
+    def noted(self: tw.BlockTensor, where: Path) -> None:
+        saved.append(where.name)
+        save(self, where)
+
+    monkeypatch.setattr(tw.BlockTensor, "save", noted)
+    Waves().solve(path, 9)
+    assert saved == [f"run.h5.{cycle:06d}.{name}.h5" for cycle in range(10) for name in ("t1", "t2")]
+
+
+def test_remove_leaves_nothing(path: Path) -> None:
+    checkpoint = Checkpoint(path, DIGEST)
+    for _ in range(2):
+        Waves().solve(path, 9)
+        checkpoint.remove()
+        assert list(path.parent.iterdir()) == []
+        assert checkpoint.read(Waves().start()) is None
+    checkpoint.remove()
+    path.write_text("of the user")
+    with pytest.raises(StorageError, match=r"run\.h5 is no checkpoint of amplitudes"):
+        checkpoint.remove()
+    assert path.read_text() == "of the user"
+
+
+def test_without_its_manifest_a_run_begins_anew(path: Path, expected: Any) -> None:
+    Waves().solve(path, 9)
+    path.unlink()
+    waves = Waves()
+    assert bits(waves.solve(path)) == expected
+    assert len(waves.updates) == expected[1]
+    assert min(tensor_files(path)) > 9
+
+
+# What does not belong to the problem
+
+
+def test_another_problem_is_refused(path: Path) -> None:
+    Waves().solve(path, 3)
+    before = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+    with pytest.raises(
+        InputError, match=r"run\.h5 belongs to another calculation \(.*Remove the file to begin anew, or name another"
+    ):
+        Checkpoint(path, b"another").read(Waves().start())
+    with pytest.raises(InputError, match=r"has amplitudes of CCSD\. Expected those of CCD\. Remove"):
+        Waves().solve(path, name="CCD")
+    with pytest.raises(InputError, match=r"has amplitudes t1, t2\. Expected t2\. Remove"):
+        Checkpoint(path, DIGEST).read({"t2": Waves().start()["t2"]})
+    assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize("what", ["tiles", "irreps", "order", "type", "blocks"])
+def test_amplitudes_of_another_structure_are_refused(path: Path, what: str) -> None:
+    Waves().solve(path, 3)
+    start = Waves().start()
+    rows, cols = start["t1"].spaces
+    dense = start["t1"].to_dense()
+    if what == "tiles":
+        cols = tw.Space([4, 3], irrep=[0, 1])
+    elif what == "irreps":
+        cols = tw.Space([3, 4], irrep=[1, 0])
+    elif what == "order":
+        cols = tw.Space.reordered(cols, [1, 0, 2, 3, 4, 5, 6])
+    elif what == "type":
+        dense = dense.astype(np.float32)
+    elif what == "blocks":
+        dense[:2, :3] = 0
+    like = start | {"t1": tw.from_dense(dense, (rows, cols))}
+    with pytest.raises(
+        InputError, match=r"The amplitudes t1 of the checkpoint .*run\.h5 are .* Expected those of this"
+    ):
+        Checkpoint(path, DIGEST).read(like)
+
+
+@pytest.mark.parametrize("content", [b"", b"something else", b"\x89HDF\r\n\x1a\n" * 100])
+def test_a_file_of_something_else_is_left_alone(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match=r"run\.h5 is no checkpoint of amplitudes\. Expected .* Check the name"):
+        Waves().solve(path)
+    assert path.read_bytes() == content
+    with pytest.raises(StorageError, match="in use by another job"):
+        Checkpoint(path, DIGEST).write(None, Waves().start())  # type: ignore[arg-type]
+    assert path.read_bytes() == content
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    for digest in (b"", "text"):
+        with pytest.raises(InputError, match="identifies no problem"):
+            Checkpoint(tmp_path / "run.h5", digest)  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match="in a folder that does not exist"):
+        Checkpoint(tmp_path / "no" / "run.h5", DIGEST)
+    checkpoint = Checkpoint(tmp_path / "run.h5", DIGEST)
+    with pytest.raises(InputError, match=r"Amplitudes are called '\.\./t', which goes into the name of a file"):
+        checkpoint.write(None, {"../t": Waves().start()["t1"]})  # type: ignore[arg-type]
+
+
+def test_two_jobs_cannot_use_one_checkpoint(path: Path) -> None:
+    def second(_: Any) -> None:
+        with pytest.raises(StorageError, match=r"run\.h5 is in use by another job\. Expected one job for each"):
+            Checkpoint(path, DIGEST).read(Waves().start())
+
+    first = Waves().solve(path, 4, callback=second)
+    assert first.cycles == 4
+    Waves().solve(path, 5)  # the first has let go
+
+
+def test_a_job_does_not_write_over_one_that_began_in_the_meantime(path: Path) -> None:
+    waves = Waves()
+    late = Checkpoint(path, DIGEST)
+    assert late.read(waves.start()) is None
+    Waves().solve(path, 4)
+    content = path.read_bytes()
+    with pytest.raises(StorageError, match="in use by another job"):
+        late.write(None, waves.start())  # type: ignore[arg-type]
+    assert path.read_bytes() == content
+
+
+# Damage
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at % len(content)] ^= 1 << (at % 8)
+    path.write_bytes(content)
+
+
+def flip_element(path: Path, at: int) -> None:
+    """Change an element of a tensor."""
+    with path.open("rb") as file:
+        header = Header.read(file.fileno(), path)
+    flip(path, header.data_begin + at % header.data_bytes)
+
+
+def cut(path: Path, at: int) -> None:
+    os.truncate(path, at % path.stat().st_size)
+
+
+def lose(path: Path, at: int) -> None:
+    path.unlink()
+
+
+def swap(path: Path, at: int) -> None:
+    """Put a file of another kind there, whole."""
+    tw.random((tw.Space([3]),), seed=at).save(path)
+
+
+DAMAGES: tuple[Callable[[Path, int], None], ...] = (flip, cut, lose, swap)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *(("run.h5", damage) for damage in DAMAGES if damage is not lose),  # without it a run begins anew
+        *((f"run.h5.000009.{name}.h5", damage) for name in ("t1", "t2") for damage in (*DAMAGES, flip_element)),
+    ],
+)
+def test_a_damaged_newest_generation_falls_back_to_the_one_before(
+    path: Path, expected: Any, name: str, damage: Callable[[Path, int], None]
+) -> None:
+    Waves().solve(path, 9)
+    damage(path.parent / name, 700)
+    waves = Waves()
+    with pytest.warns(RuntimeWarning, match=r"The newest generation of the checkpoint .*goes on after iteration 8\."):
+        found = waves.solve(path, 10)
+    assert len(waves.updates) == 2
+    assert bits(Waves().solve(path)) == expected  # without a warning
+    assert found.cycles == 10
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, flip_element])
+def test_damage_to_both_generations_is_an_error(path: Path, damage: Callable[[Path, int], None]) -> None:
+    Waves().solve(path, 9)
+    damage(path.parent / "run.h5.000007.t1.h5", 700)
+    text = (
+        r"Neither generation of the checkpoint .*run\.h5 is whole\. .*000007\.t1\.h5 .* Remove run\.h5 to begin anew, "
+        r"or start from amplitudes that are whole"
+    )
+    with pytest.raises(StorageError, match=text):
+        Waves().solve(path)
+    # As it says:
+    assert tw.load(path.parent / "run.h5.000009.t1.h5").shape == (5, 7)
+    path.unlink()
+    assert Waves().solve(path).converged
+
+
+def test_damage_to_both_manifests_is_an_error(path: Path) -> None:
+    Waves().solve(path, 9)
+    flip(path, 2000)
+    flip(path.with_name("run.h5.previous"), 2000)
+    with pytest.raises(StorageError, match=r"run\.h5 does not match its checksum\. .*previous does not match its"):
+        Waves().solve(path)
+
+
+def test_after_falling_back_the_good_generation_is_kept_until_a_better_one_is_there(path: Path) -> None:
+    Waves().solve(path, 9)
+    good = path.with_name("run.h5.previous").read_bytes()
+    flip(path, 1000)
+
+    def kill(amplitudes: Amplitudes, check: Check) -> Amplitudes:
+        raise KeyboardInterrupt
+
+    waves = Waves()
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match="after iteration 8"), pytest.raises(KeyboardInterrupt):
+            solve(waves.start(), waves.energy, kill, waves.options, checkpoint=Checkpoint(path, DIGEST))
+        assert path.with_name("run.h5.previous").read_bytes() == good
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files after some cycles."""
+    folder = tmp_path_factory.mktemp("snapshot")
+    Waves().solve(folder / "run.h5", 16)
+    return {each.name: each.read_bytes() for each in folder.iterdir()}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_damage_is_noticed_or_does_no_harm(
+    snapshot: dict[str, bytes], expected: Any, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    for name, content in snapshot.items():
+        (folder / name).write_bytes(content)
+    victim = folder / data.draw(st.sampled_from(sorted(snapshot)))
+    data.draw(st.sampled_from(DAMAGES[:2]))(victim, data.draw(st.integers(0, 10**5)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            found = bits(Waves().solve(folder / "run.h5"))
+        except StorageError:
+            found = None
+    old = re.fullmatch(r"run\.h5\.(\d+)\.t\d\.h5", victim.name)  # which both generations need
+    assert found == expected or (found is None and old is not None and int(old[1]) < 16)
+
+
+# Disks that fail
+
+
+@pytest.mark.parametrize("call", [1, 3, 5, 7, 15])
+@pytest.mark.parametrize("name", ["pwrite", "write", "fsync", "replace"])
+def test_a_full_disk_leaves_the_generations_as_they_were(
+    path: Path, expected: Any, name: str, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Waves().solve(path, 6)
+    before, count, function = path.read_bytes(), [0], getattr(os, name)
+
+    def failing(*arguments: Any) -> Any:
+        count[0] += 1
+        if count[0] == call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return function(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, failing)
+        with pytest.raises(StorageError, match=r"cannot be written: No space left on device\. .* Free space"):
+            Waves().solve(path)
+    assert not list(path.parent.glob(".*draft"))
+    if call == 1:
+        assert path.read_bytes() == before
+    assert bits(Waves().solve(path)) == expected
+
+
+# Killed
+
+KILLED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from chemistry.test_cc_checkpoint import die_at_calls, die_at_random
+
+os.fsync = lambda handle: None  # what a killed process has written is there without
+kind, path, count, seed = sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
+(die_at_calls if kind == "calls" else die_at_random)(path, count, seed)
+"""
+
+
+def run_kills(kind: str, path: Path, count: int, seed: int = 0) -> str:
+    """Kill so many runs, each a fork of one process in which all is imported and no thread was started."""
+    arguments = [sys.executable, "-c", KILLED, str(TESTS), kind, str(path), str(count), str(seed)]
+    environment = source_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def forked(work: Callable[[], object]) -> Iterator[int]:
+    """Run something in a process of its own: its number first, then, if asked again, how it ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            os.write(2, f"{error!r}\n".encode())
+            os._exit(1)
+    yield child
+    yield os.waitpid(child, 0)[1]
+
+
+def solve_with_diary(path: Path) -> None:
+    """Go on, and note in a file what is begun and what is done; each note is there before anything else happens."""
+    diary = os.open(path.with_name("diary"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    waves = Waves()
+
+    def update(amplitudes: Amplitudes, check: Check) -> Amplitudes:
+        os.write(diary, b"begin\n")
+        return waves.update(amplitudes, check)
+
+    def note(facts: dict[str, Any]) -> None:
+        os.write(diary, f"done {facts['cycle']}\n".encode())
+
+    checkpoint = Checkpoint(path, DIGEST)
+    found = solve(waves.start(), waves.energy, update, waves.options, checkpoint=checkpoint, callback=note)
+    path.with_name("bits").write_text(repr(bits(found)))
+
+
+def check_diary(path: Path, kills: int, cycles: int) -> None:
+    """No iteration that was done is begun again: all beginnings but those that a kill cut off are of another one."""
+    lines = path.with_name("diary").read_text().splitlines()
+    numbers = [int(line.split()[1]) for line in lines if line.startswith("done")]
+    assert numbers == sorted(set(numbers)), "a cycle was done twice"
+    begun = lines.count("begin")
+    assert begun <= cycles + kills, f"{begun} cycles were begun"
+
+
+def finish(path: Path, kills: int, whole: Outcome) -> None:
+    """Go on to the end, without a kill, and compare with a run that was never stopped."""
+    *_, code = forked(lambda: solve_with_diary(path))
+    assert code == 0
+    assert path.with_name("bits").read_text() == repr(bits(whole)), "other bits"
+    check_diary(path, kills, whole.cycles)
+    path.with_name("diary").unlink()
+
+
+def die_at_random(path: Path, count: int, seed: int) -> None:
+    """Kill runs at random moments, a few in each run's life."""
+    chance, kills, whole = random.Random(seed), 0, Waves().solve()
+    begin = time.monotonic()
+    *_, code = forked(lambda: solve_with_diary(path))
+    assert code == 0
+    seconds = time.monotonic() - begin
+    while kills < count:
+        for each in (*path.parent.glob("run*"), *path.parent.glob("diary")):
+            each.unlink()
+        here = 0
+        while here < 5:
+            life = forked(lambda: solve_with_diary(path))
+            child = next(life)
+            time.sleep(chance.uniform(0, 0.3 * seconds))
+            os.kill(child, signal.SIGKILL)
+            code = next(life)
+            if os.WIFEXITED(code):
+                assert os.WEXITSTATUS(code) == 0
+                break  # it was faster
+            here += 1
+        finish(path, here, whole)
+        kills += here
+    print(f"{kills} kills")
+
+
+def die_at_calls(path: Path, count: int, stride: int) -> None:
+    """End the process at the n-th call that changes files after a run's middle, for so many n."""
+    whole, calls = Waves().solve(), ("open", "write", "pwrite", "fsync", "replace", "unlink")
+    *_, code = forked(lambda: Waves().solve(path, 8))
+    assert code == 0
+    folder = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+    for number in range(0, count * stride, stride):
+        for each in path.parent.iterdir():
+            each.unlink()
+        for name, content in folder.items():
+            (path.parent / name).write_bytes(content)
+
+        def die(number: int = number) -> None:
+            left = [number]
+
+            def mortal(function: Callable[..., Any]) -> Callable[..., Any]:
+                def call(*arguments: Any, **named: Any) -> Any:
+                    if left[0] == 0:
+                        os._exit(9)
+                    left[0] -= 1
+                    return function(*arguments, **named)
+
+                return call
+
+            for name in calls:
+                setattr(os, name, mortal(getattr(os, name)))
+            solve_with_diary(path)
+
+        *_, code = forked(die)
+        assert os.WEXITSTATUS(code) == 9
+        finish(path, 1, whole)
+    print(f"{count} ends")
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    assert int(run_kills("random", tmp_path / "run.h5", 12).split()[0]) >= 12
+
+
+@pytest.mark.parametrize(
+    ("count", "stride"), [(10, 7), pytest.param(100, 1, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_ended_at_calls_that_change_files(tmp_path: Path, count: int, stride: int) -> None:
+    """Two iterations make fewer than 100."""
+    assert run_kills("calls", tmp_path / "run.h5", count, stride) == f"{count} ends\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_killed_at_many_random_moments(tmp_path: Path, seed: int) -> None:
+    assert int(run_kills("random", tmp_path / "run.h5", 60, seed).split()[0]) >= 60

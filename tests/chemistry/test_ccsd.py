@@ -1,0 +1,668 @@
+"""CCSD and CCD as PySCF's users know them: amplitudes, starts, settings, refusals, and what is no number."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from pyscf import ao2mo, cc, dft, scf
+
+import tilewise as tw
+from chemistry.cc_cases import (
+    TIGHT,
+    PyscfCCD,
+    converge_pyscf,
+    least_memory,
+    mean_field_of,
+    run_within,
+    tensor_bytes,
+    tight_mean_field,
+    without_file,
+)
+from chemistry.molecules import HELIUM_CHAIN, HYDROGEN, WATER, make_mol
+from tilewise.chemistry import CCD, CCSD, DRCCD
+from tilewise.chemistry.hamiltonian import Hamiltonian
+from tilewise.errors import ConvergenceError, InputError, MemoryBudgetError, NonFiniteError
+
+SAME = 1e-8
+
+
+@pytest.fixture(scope="module")
+def water() -> Any:
+    return mean_field_of("water", "6-31g")
+
+
+@pytest.fixture(scope="module")
+def labelled() -> Any:
+    """The same with irreps."""
+    return mean_field_of("water", "6-31g", True)
+
+
+@pytest.fixture(scope="module")
+def theirs(water: Any) -> Any:
+    """PySCF's CCSD."""
+    return converge_pyscf(cc.CCSD(water))
+
+
+@pytest.fixture(scope="module")
+def ours(water: Any) -> CCSD:
+    return CCSD(water, tile=3, **TIGHT).run()
+
+
+# What comes back
+
+
+def test_kernel_returns_energy_and_amplitudes(water: Any) -> None:
+    method = CCSD(water)
+    energy, t1, t2 = method.kernel()
+    assert (energy, t1) == (method.e_corr, method.t1)
+    assert t1 is not None
+    assert t2 is not None
+    assert (t1.shape, t2.shape) == ((5, 8), (5, 5, 8, 8))
+    assert method.e_tot == water.e_tot + energy
+    assert method.e_hf == water.e_tot
+
+
+def test_run_returns_the_object(water: Any) -> None:
+    method = CCSD(water)
+    assert method.run(max_cycle=1) is method
+    assert (method.max_cycle, method.cycles) == (1, 1)
+
+
+def test_nothing_is_known_before_the_run(water: Any) -> None:
+    method = CCSD(water, frozen=1)
+    assert (method.e_corr, method.e_tot, method.t1, method.t2, method.outcome) == (None,) * 5
+    assert (method.converged, method.cycles, method.t1_diagnostic) == (False, 0, 0.0)
+    assert (method.nocc, method.nvir, method.frozen) == (4, 8, 1)
+    with pytest.raises(
+        InputError, match=r"CCSD has no amplitudes yet\. Expected them after a run\. Call run\(\) first"
+    ):
+        method.to_pyscf()
+
+
+@pytest.mark.parametrize("kind", [CCSD, CCD, DRCCD])
+def test_defaults_are_those_of_pyscf(kind: Any, water: Any) -> None:
+    method, usual = kind(water), cc.CCSD(water)
+    for name in ("max_cycle", "conv_tol", "conv_tol_normt", "diis_space", "diis_start_cycle", "iterative_damping"):
+        assert getattr(method, name) == getattr(usual, name), name
+    assert (method.diis, method.callback, method.verbose) == (True, None, usual.verbose)
+    assert method.max_memory > 0
+
+
+def test_with_the_settings_of_pyscf_it_stops_where_pyscf_does(water: Any) -> None:
+    usual = cc.CCSD(water).run()
+    method = CCSD(water).run()
+    assert method.converged
+    assert abs(method.cycles - usual.cycles) <= 1
+    assert method.e_corr == pytest.approx(usual.e_corr, rel=0, abs=1e-6)
+
+
+def test_the_mean_field_is_not_changed(water: Any) -> None:
+    before = water.mo_coeff.copy(), water.mo_energy.copy(), water.e_tot
+    CCSD(water, 1, tile=3).run(max_cycle=2)
+    assert np.array_equal(before[0], water.mo_coeff)
+    assert np.array_equal(before[1], water.mo_energy)
+    assert before[2] == water.e_tot
+
+
+def test_a_second_run_begins_anew(water: Any) -> None:
+    method = CCSD(water, reproducible=True).run()
+    first, cycles = method.e_corr, method.cycles
+    assert method.run().e_corr == first
+    assert method.cycles == cycles
+
+
+# Amplitudes
+
+
+@pytest.mark.parametrize("tile", [None, 3])
+@pytest.mark.parametrize("symmetry", [False, True], ids=["no irreps", "irreps"])
+@pytest.mark.parametrize("frozen", [None, [0, 7]], ids=["all", "frozen"])
+def test_amplitudes_go_to_pyscf(symmetry: bool, tile: int | None, frozen: Any) -> None:
+    mf = mean_field_of("water", "6-31g", symmetry)
+    expected = converge_pyscf(cc.CCSD(mf, frozen=frozen))
+    method = CCSD(mf, frozen, tile=tile, **TIGHT).run()
+    t1, t2 = method.to_pyscf()
+    np.testing.assert_allclose(t1, expected.t1, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(t2, expected.t2, rtol=0, atol=1e-7)
+    assert expected.energy(t1, t2) == pytest.approx(method.e_corr, rel=0, abs=1e-11)
+    assert method.t1_diagnostic == pytest.approx(expected.get_t1_diagnostic(), abs=1e-7)
+
+
+def test_doubles_have_no_singles(water: Any) -> None:
+    method = CCD(water, tile=3, **TIGHT).run()
+    expected = converge_pyscf(PyscfCCD(water))
+    t1, t2 = method.to_pyscf()
+    assert method.t1 is None
+    assert not t1.any()
+    np.testing.assert_allclose(t2, expected.t2, rtol=0, atol=1e-7)
+    assert method.e_corr == pytest.approx(expected.e_corr, rel=0, abs=SAME)
+
+
+def test_amplitudes_are_in_the_order_of_tiles(labelled: Any) -> None:
+    method = CCSD(labelled, tile=3, **TIGHT).run()
+    t1, t2 = method.to_pyscf()
+    assert method.t1 is not None
+    assert method.t2 is not None
+    occ, vir = method.spaces.occ.order, method.spaces.vir.order
+    assert occ.tolist() != list(range(5))
+    np.testing.assert_array_equal(method.t1.to_dense(), t1[np.ix_(occ, vir)])
+    np.testing.assert_array_equal(method.t2.to_dense(), t2[np.ix_(occ, occ, vir, vir)])
+    np.testing.assert_allclose(t2, t2.transpose(1, 0, 3, 2), rtol=0, atol=1e-12)
+
+
+# Starts
+
+
+def test_starts_from_amplitudes_of_pyscf(water: Any, labelled: Any, theirs: Any) -> None:
+    method = CCSD(water, tile=3, **TIGHT)
+    energy, *_ = method.kernel(theirs.t1, theirs.t2)
+    assert method.cycles <= 3
+    assert energy == pytest.approx(theirs.e_corr, rel=0, abs=SAME)
+    irreps = CCSD(labelled, **TIGHT)
+    expected = converge_pyscf(cc.CCSD(labelled))
+    irreps.kernel(t1=expected.t1, t2=expected.t2)
+    assert irreps.converged
+    assert irreps.cycles <= 3
+
+
+def test_starts_from_our_own_amplitudes(water: Any, ours: CCSD) -> None:
+    same, other = CCSD(water, tile=3, **TIGHT), CCSD(water, tile=4, **TIGHT)
+    same.kernel(ours.t1, ours.t2)
+    other.kernel(*ours.to_pyscf())
+    for method in (same, other):
+        assert method.cycles <= 2
+        assert method.e_corr == pytest.approx(ours.e_corr, rel=0, abs=1e-10)
+
+
+def test_starting_does_not_change_what_is_given(water: Any, ours: CCSD) -> None:
+    t1, t2 = ours.to_pyscf()
+    copies = t1.copy(), t2.copy()
+    CCSD(water, tile=3).kernel(t1, t2)
+    CCSD(water, tile=3).kernel(ours.t1, ours.t2)
+    assert np.array_equal(t1, copies[0])
+    assert np.array_equal(t2, copies[1])
+    assert np.array_equal(ours.to_pyscf()[1], copies[1])
+
+
+def test_starts_without_singles(water: Any, theirs: Any) -> None:
+    method = CCSD(water, **TIGHT)
+    method.kernel(t2=theirs.t2)
+    assert method.e_corr == pytest.approx(theirs.e_corr, rel=0, abs=SAME)
+    doubles = CCD(water, **TIGHT)
+    doubles.kernel(None, CCD(water, **TIGHT).run().t2)
+    assert doubles.cycles <= 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t1, t2: (t1[1:], t2), r"t1= has shape \(4, 8\), .*Expected \(5, 8\), PySCF's order.*Check frozen="),
+        (lambda t1, t2: (t1, t2[1:, 1:]), r"t2= has shape \(4, 4, 8, 8\), .*Expected \(5, 5, 8, 8\)"),
+        (lambda t1, t2: (t1, t2.transpose(0, 2, 1, 3)), r"t2= has shape \(5, 8, 5, 8\)"),
+        (lambda t1, t2: (t1 * np.nan, t2), r"t1= .* elements that are not finite"),
+        (lambda t1, t2: (t1.ravel(), t2), r"t1= has shape \(40,\)"),
+    ],
+    ids=["few singles", "few doubles", "other order", "no numbers", "flat"],
+)
+def test_other_amplitudes_are_refused(water: Any, theirs: Any, change: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CCSD(water).kernel(*change(theirs.t1, theirs.t2))
+
+
+def test_amplitudes_over_other_tiles_are_refused(water: Any, ours: CCSD) -> None:
+    with pytest.raises(InputError, match=r"t1= has the spaces .* Pass what to_pyscf\(\) of the other method gives"):
+        CCSD(water, tile=4).kernel(ours.t1, ours.t2)
+
+
+# Settings
+
+
+@pytest.mark.parametrize("name", ["no_such_thing", "kernel", "_plan", "plan", "level_shfit"])
+def test_unknown_settings_are_refused(water: Any, name: str) -> None:
+    given: dict[str, Any] = {name: 1}
+    message = rf"CCSD has no setting '{name}'\. Expected one such as max_cycle or conv_tol\. Correct the name\."
+    for attempt in (CCSD, lambda mf, **options: CCSD(mf).run(**options), lambda mf, **options: CCSD(mf).set(**options)):
+        with pytest.raises(InputError, match=message):
+            attempt(water, **given)
+
+
+@pytest.mark.parametrize("name", ["e_tot", "nocc", "t1", "e_hf", "peak_bytes"])
+def test_results_are_no_settings(water: Any, name: str) -> None:
+    with pytest.raises(InputError, match=rf"CCSD has no setting '{name}'"):
+        CCSD(water).set(**{name: 1})
+
+
+@pytest.mark.parametrize("late", [{"frozen": 1}, {"tile": 2}])
+def test_what_is_set_late_counts_or_is_refused(water: Any, late: dict[str, Any]) -> None:
+    """As in PySCF, ``method.run(frozen=1)`` must not give the energy of all electrons."""
+    method = CCSD(water)
+    try:
+        method.run(**late)
+    except InputError:
+        return
+    assert method.e_corr == pytest.approx(CCSD(water, **late).run().e_corr, rel=0, abs=1e-12)
+    assert method.spaces.occ == CCSD(water, **late).spaces.occ
+
+
+def test_memory_in_megabytes(water: Any) -> None:
+    method = CCSD(water, memory="2GB")
+    assert method.max_memory == 2000
+    method.max_memory = 500
+    assert (method.memory, method.plan().budget) == (500_000_000, 500_000_000)
+    assert CCSD(water, max_memory=100).plan().budget == 100_000_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"conv_tol": -1.0}, r"conv_tol=-1\.0 is no tolerance"),
+        ({"conv_tol_normt": "small"}, r"conv_tol_normt='small' is no tolerance"),
+        ({"max_cycle": -1}, "max_cycle=-1 is negative"),
+        ({"diis_space": -2}, "diis_space=-2 is negative"),
+        ({"iterative_damping": 0.0}, r"iterative_damping=0\.0 is no part of a step"),
+    ],
+)
+def test_settings_without_sense_are_refused(water: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CCSD(water, **settings).run()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tile": 0}, "The tile size is 0"),
+        ({"tile": 1.5}, r"The tile size is 1\.5"),
+        ({"integrals": "none"}, "integrals='none' is unknown. Expected one of exact, df, cholesky"),
+        ({"progress": 3}, "progress=3 cannot be called"),
+        ({"frozen": 5}, "leaves none of the 5 occupied orbitals"),
+        ({"memory": "much"}, "much"),
+    ],
+)
+def test_arguments_without_sense_are_refused(water: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CCSD(water, **options)
+
+
+@pytest.mark.parametrize("settings", [{"diis": False}, {"diis_space": 0}, {"diis_start_cycle": 4}, {"diis_space": 12}])
+def test_any_extrapolation_leads_to_the_same_energy(water: Any, theirs: Any, settings: dict[str, Any]) -> None:
+    method = CCSD(water, **{**TIGHT, **settings}).run()
+    assert method.converged
+    assert method.e_corr == pytest.approx(theirs.e_corr, rel=0, abs=SAME)
+
+
+def test_damping_leads_to_the_same_energy(water: Any, theirs: Any) -> None:
+    method = CCSD(water, iterative_damping=0.7, **TIGHT).run()
+    assert method.converged
+    assert method.e_corr == pytest.approx(theirs.e_corr, rel=0, abs=SAME)
+
+
+def test_callback_is_called_after_each_iteration(water: Any) -> None:
+    seen: list[dict[str, Any]] = []
+    method = CCSD(water, callback=seen.append).run()
+    assert [facts["cycle"] for facts in seen] == list(range(1, method.cycles + 1))
+    assert seen[-1]["e_corr"] == method.e_corr
+    assert {"cycle", "e_corr", "de", "norm", "amplitudes"} <= set(seen[0])
+    assert method.outcome is not None
+    assert [facts["norm"] for facts in seen] == [cycle.norm for cycle in method.outcome.history]
+
+
+@pytest.mark.parametrize("verbose", [0, 2, 3, 4])
+def test_verbose_prints_as_pyscf_does(verbose: int) -> None:
+    mf = tight_mean_field(HYDROGEN, "6-31g")
+    mf.mol.stdout = io.StringIO()
+    method = CCSD(mf, verbose=verbose).run()
+    printed = mf.mol.stdout.getvalue().splitlines()
+    if verbose < 3:
+        assert not printed
+        return
+    assert printed[-1] == f"E(CCSD) = {method.e_tot:.12f}  E_corr = {method.e_corr:.12f}"
+    cycles = [
+        line for line in printed if re.match(r"cycle = \d+  E_corr\(CCSD\) = -0\.\d+  dE = .* norm\(t1,t2\)", line)
+    ]
+    assert len(cycles) == (method.cycles if verbose > 3 else 0)
+
+
+def test_progress_gets_lines(water: Any) -> None:
+    lines: list[str] = []
+    method = CCSD(water, progress=lines.append).run()
+    assert sum(line.startswith("cycle = ") for line in lines) == method.cycles
+    assert lines[-1].startswith("E(CCSD) = ")
+
+
+def test_iterations_are_timed(water: Any) -> None:
+    method = CCSD(water).run()
+    assert len(method.timings) == method.cycles
+    groups = method.timings[-1].terms
+    assert {"ladder", "rings", "pairs", "singles"} <= set(groups)
+    assert all(seconds > 0 for seconds, _ in groups.values())
+
+
+# Convergence
+
+
+@pytest.mark.parametrize("kind", [CCSD, CCD, DRCCD])
+def test_without_convergence_there_is_a_reason(kind: Any, water: Any) -> None:
+    method = kind(water, max_cycle=2).run()
+    assert not method.converged
+    assert method.cycles == 2
+    assert method.e_corr is not None
+    assert f"{method.name} has not converged. There were 2 cycles." in method.outcome.reason
+    assert "Raise max_cycle=2." in method.outcome.reason
+    with pytest.raises(ConvergenceError, match=r"Triples needs converged amplitudes\..*Raise max_cycle=2"):
+        method.outcome.check_converged("Triples")
+
+
+def test_slow_convergence_says_how_many_cycles_it_takes(water: Any) -> None:
+    method = CCSD(water, max_cycle=6, conv_tol=1e-10, conv_tol_normt=1e-8).run()
+    assert method.outcome is not None
+    assert not method.converged
+    found = re.search(r"It was still converging: raise max_cycle to (\d+) or more", method.outcome.reason)
+    assert found is not None
+    assert CCSD(water, max_cycle=int(found[1]), conv_tol=1e-10, conv_tol_normt=1e-8).run().converged
+
+
+def test_converged_outcome_says_so(ours: CCSD) -> None:
+    assert ours.outcome is not None
+    assert ours.outcome.reason == f"CCSD converged in {ours.cycles} cycles."
+    ours.outcome.check_converged("Triples")
+
+
+# Molecules at the edge
+
+
+@pytest.mark.parametrize("kind", [CCSD, CCD, DRCCD])
+@pytest.mark.parametrize(
+    ("atoms", "basis", "frozen"),
+    [("He 0 0 0", "sto-3g", None), (WATER, "sto-3g", [5, 6])],
+    ids=["minimal basis", "all virtuals frozen"],
+)
+def test_without_virtual_orbitals_the_energy_is_zero(kind: Any, atoms: str, basis: str, frozen: Any) -> None:
+    method = kind(tight_mean_field(atoms, basis), frozen).run()
+    assert (method.nvir, method.e_corr, method.converged) == (0, 0.0, True)
+
+
+@pytest.mark.parametrize(
+    ("atoms", "basis", "options"),
+    [
+        (HYDROGEN, "sto-3g", {}),
+        (HYDROGEN, "cc-pvdz", {"symmetry": True}),
+        ("He 0 0 0", "cc-pvdz", {}),
+        ("N 0 0 0; O 0 0 1.063", "sto-3g", {"charge": 1}),
+        (HELIUM_CHAIN, "sto-3g", {}),
+        ("Cl 0 0 0; H 0 0 1.275", "sto-3g", {"symmetry": "C2v"}),
+        ("I 0 0 0; H 0 0 1.609", "lanl2dz", {"ecp": "lanl2dz"}),
+    ],
+    ids=["one of each", "one pair", "atom", "ion", "no virtuals", "given group", "core potential"],
+)
+def test_other_molecules(atoms: str, basis: str, options: dict[str, Any]) -> None:
+    mf = tight_mean_field(atoms, basis, **options)
+    method = CCSD(mf, tile=4, **TIGHT).run()
+    expected = 0.0 if method.nvir == 0 else converge_pyscf(cc.CCSD(mf)).e_corr
+    assert method.converged
+    assert method.e_corr == pytest.approx(expected, rel=0, abs=SAME)
+
+
+def test_irreps_save_work(water: Any, labelled: Any) -> None:
+    plain, irreps = CCSD(water).plan(), CCSD(labelled).plan()
+    assert irreps.flops < 0.5 * plain.flops
+    assert tensor_bytes(CCSD(labelled)) < 0.5 * tensor_bytes(CCSD(water))
+
+
+def test_orbitals_need_not_be_canonical(water: Any, theirs: Any) -> None:
+    """Occupied and virtual orbitals mixed among themselves give the same energy: the Fock matrix is not diagonal."""
+    turned = water.copy()
+    random = np.random.default_rng(0)
+    blocks = [np.linalg.qr(random.normal(size=(n, n)) * 0.1 + np.eye(n))[0] for n in (5, 8)]
+    turned.mo_coeff = np.hstack([water.mo_coeff[:, :5] @ blocks[0], water.mo_coeff[:, 5:] @ blocks[1]])
+    for kind, expected in ((CCSD, theirs.e_corr), (DRCCD, DRCCD(water, **TIGHT).run().e_corr)):
+        method = kind(turned, **TIGHT).run()
+        assert method.converged
+        assert method.e_corr == pytest.approx(expected, rel=0, abs=SAME)
+
+
+def test_the_ladder_can_be_left_out(water: Any) -> None:
+    whole, without = CCSD(water), CCSD(water, ladder="none")
+    assert "ladder" in whole.plan().iteration.by_group()
+    assert "ladder" not in without.plan().iteration.by_group()
+    assert without.plan().flops < whole.plan().flops
+    energies = [method.kernel()[0] for method in (whole, without)]
+    assert abs(energies[0] - energies[1]) > 1e-3
+    with pytest.raises(InputError, match="ladder='some' is unknown"):
+        CCSD(water, ladder="some").plan()
+
+
+# Mean fields that are refused
+
+
+OH: dict[str, Any] = {"atom": "O 0 0 0; H 0 0 0.97", "basis": "sto-3g", "spin": 1}
+
+
+def not_run() -> Any:
+    return scf.RHF(make_mol(WATER, "sto-3g"))
+
+
+REFUSED = [
+    (
+        lambda: dft.RKS(make_mol(WATER, "sto-3g"), xc="pbe").run(),
+        r"RKS is a Kohn-Sham mean field\. Expected Hartree-Fock orbitals\. Make one with pyscf\.scf\.RHF",
+    ),
+    (
+        lambda: scf.UHF(make_mol(**OH)).run(),
+        r"UHF has orbitals that are not doubly occupied or empty\. Expected a closed shell.*Make the mean field with",
+    ),
+    (lambda: scf.ROHF(make_mol(**OH)).run(), r"ROHF has orbitals that are not doubly occupied or empty\. Expected"),
+    (lambda: scf.UHF(make_mol(WATER, "sto-3g")).run(), "UHF has orbitals that are not doubly occupied or empty"),
+    (lambda: not_run().run(max_cycle=1), r"RHF is not converged.*Raise mf\.max_cycle"),
+    (not_run, r"RHF has no orbitals yet\..*Call mf\.run\(\) first"),
+]
+
+
+@pytest.mark.parametrize("kind", [CCSD, CCD, DRCCD])
+@pytest.mark.parametrize(("make", "message"), REFUSED, ids=["RKS", "UHF", "ROHF", "UHF-closed", "loose", "new"])
+def test_other_mean_fields_are_refused(kind: Any, make: Any, message: str) -> None:
+    mf = without_file(make())
+    with pytest.raises(InputError, match=message):
+        kind(mf)
+    with pytest.raises(InputError, match=r"mf is a Mole\. Expected a mean field of PySCF\. Make one with"):
+        kind(mf.mol)
+
+
+# Plans and budgets
+
+
+def test_a_plan_computes_nothing(water: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a plan needs no integrals")
+
+    monkeypatch.setattr(Hamiltonian, "build", refuse)
+    plan = CCSD(water, tile=3, memory="1GB").plan()
+    text = plan.explain()
+    assert text.startswith("CCSD: 5 occupied and 8 virtual orbitals")
+    for word in ("ladder", "rings", "singles", "vv_s", "ovvv", "budget", "DIIS", "The peak is at"):
+        assert word in text
+    assert plan.peak_bytes == CCSD(water, tile=3, memory="1GB").peak_bytes
+
+
+def test_the_plan_counts_a_quarter_for_the_ladder(water: Any) -> None:
+    flops = CCSD(water).plan().iteration.by_group()["ladder"][1]
+    counts = [(n * (n + 1) // 2, n * (n - 1) // 2) for n in (5, 8)]
+    assert flops == 2 * sum(left * right**2 for left, right in zip(*counts, strict=True))
+
+
+@pytest.fixture(scope="module")
+def nitrogen() -> Any:
+    return mean_field_of("nitrogen", "cc-pvdz")
+
+
+@pytest.mark.parametrize("kind", [CCSD, CCD])
+def test_integrals_that_do_not_fit_are_on_disk(kind: Any, nitrogen: Any) -> None:
+    """What DIIS remembers goes there first."""
+    free, least = tensor_bytes(kind(nitrogen, 2, tile=10)), least_memory(kind, nitrogen, 2, tile=10)
+    method = run_within(kind, nitrogen, 2, least + (free - least) // 5, tile=10, max_cycle=3)
+    plan = method.plan()
+    assert plan.elsewhere
+    assert plan.diis_on_disk
+    assert plan.peak_bytes <= method.memory < free
+    assert f"{', '.join(plan.elsewhere)} are read from disk" in plan.explain()
+    assert {name for name in plan.names if not method._tensors[name].in_memory} == set(plan.elsewhere)
+    assert method.e_corr == pytest.approx(kind(nitrogen, 2, max_cycle=3).run().e_corr, rel=0, abs=1e-10)
+
+
+def test_too_little_memory_is_refused_with_both_sizes(water: Any) -> None:
+    with pytest.raises(MemoryBudgetError, match=r"An iteration of CCSD needs \d+ bytes .* The budget is 1000") as found:
+        CCSD(water, memory=1000).run()
+    least = found.value.least_bytes
+    assert found.value.budget == 1000
+    assert f"Give memory={least} or more" in str(found.value)
+    assert CCSD(water, memory=least).plan().peak_bytes <= least
+    with pytest.raises(MemoryBudgetError):
+        CCSD(water, memory=least * 99 // 100).plan()
+
+
+@pytest.mark.parametrize("kind", [CCSD, CCD, DRCCD])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("name", "basis", "tile"), [("water", "6-31g", None), ("water", "6-31g", 4), ("nitrogen", "cc-pvdz", 10)]
+)
+def test_what_can_be_planned_can_be_run(kind: Any, name: str, basis: str, tile: int | None, share: float) -> None:
+    """A budget that is too small is refused by the plan, before anything is computed."""
+    mf = mean_field_of(name, basis)
+    least, free = least_memory(kind, mf, tile=tile), tensor_bytes(kind(mf, tile=tile))
+    memory = int(least + share * max(free - least, 0))
+    method = kind(mf, tile=tile, memory=memory, max_cycle=2)
+    assert method.plan().peak_bytes <= memory
+    assert method.run().e_corr == pytest.approx(kind(mf, max_cycle=2).run().e_corr, rel=0, abs=1e-10)
+
+
+# Bits
+
+
+def test_reproducible_bits(water: Any) -> None:
+    """Of any number of workers, with much memory and little."""
+    results = set()
+    for workers, memory in ((1, None), (2, None), (3, None), (2, least_memory(CCSD, water, tile=4, reproducible=True))):
+        with tw.engine("threads", workers=workers):
+            method = CCSD(water, tile=4, reproducible=True, memory=memory, max_cycle=4).run()
+            results.add((method.e_corr, *(array.tobytes() for array in method.to_pyscf())))
+    assert len(results) == 1
+
+
+# What is no number
+
+
+def damage(tensor: tw.BlockTensor, random: np.random.Generator) -> tuple[int, ...]:
+    """Put a number that is none into one element of a block, and return the block."""
+    parts = [(row, part) for row, part in tensor.arena.parts(tensor.pattern) if part.size]
+    row, part = parts[random.integers(len(parts))]
+    part.flat[random.integers(part.size)] = random.choice([np.nan, np.inf, -np.inf])
+    return tuple(tensor.pattern.index[row].tolist())
+
+
+NAMES = (
+    "V",
+    "L",
+    "J",
+    "Vp",
+    "ooov",
+    "ovvv",
+    "vv_s",
+    "vv_a",
+    "oooo_s",
+    "oooo_a",
+    "ov_s",
+    "ov_a",
+    "f_oo",
+    "f_ov",
+    "f_vv",
+)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_what_is_no_number_is_caught_in_the_same_iteration(
+    seed: int, water: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One element of one block of integrals or amplitudes, before a random iteration."""
+    random = np.random.default_rng(seed)
+    name = str(random.choice([*NAMES, "t1", "t2"]))
+    after = int(random.integers(1, 5))
+    method = CCSD(water, tile=3, reproducible=True)
+    done: list[int] = []
+
+    def strike(facts: dict[str, Any]) -> None:
+        done.append(facts["cycle"])
+        if facts["cycle"] == after:
+            damage({**method._tensors, **facts["amplitudes"]}[name], random)
+
+    method.callback = strike
+    with pytest.raises(NonFiniteError, match=r"Block \(.*\).* of \w+ has elements that are not finite after") as found:
+        method.run()
+    assert done == list(range(1, after + 1))
+    error = found.value
+    assert error.tensor
+    assert error.term.startswith(f"{error.tensor}[") or "update" in error.term
+    assert len(error.block) in (2, 4)
+    assert str(error.block) in str(error)
+    assert error.term in str(error)
+
+
+@pytest.mark.parametrize("name", ["V", "f_ov", "ovvv", "vv_a"])
+def test_integrals_that_are_no_numbers_from_the_beginning(
+    name: str, water: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = Hamiltonian.build
+
+    def broken(self: Hamiltonian, *arguments: Any, **options: Any) -> dict[str, tw.BlockTensor]:
+        made = build(self, *arguments, **options)
+        damage(made[name], np.random.default_rng(1))
+        return made
+
+    monkeypatch.setattr(Hamiltonian, "build", broken)
+    method = CCSD(water, tile=3)
+    with pytest.raises(NonFiniteError, match="has elements that are not finite after") as found:
+        method.run()
+    assert found.value.tensor
+    assert found.value.block
+    assert not method.timings
+
+
+def test_a_start_that_is_no_number_is_named(water: Any, ours: CCSD) -> None:
+    assert ours.t2 is not None
+    start = ours.t2.copy()
+    damage(start, np.random.default_rng(2))
+    with pytest.raises(NonFiniteError, match=r"of t2 has elements that are not finite after taking it to start from"):
+        CCSD(water, tile=3).kernel(ours.t1, start)
+
+
+def test_degenerate_orbitals_are_named() -> None:
+    """Two far atoms' worth of a gap: an occupied and a virtual orbital of the same energy."""
+    mf = tight_mean_field(HYDROGEN, "sto-3g")
+    turned = mf.copy()
+    mixed = np.array([[1.0, 1.0], [-1.0, 1.0]]) / np.sqrt(2)
+    turned.mo_coeff = mf.mo_coeff @ mixed
+    turned.get_fock = lambda *arguments, **options: np.zeros((2, 2))
+    turned.get_hcore = lambda *arguments, **options: np.zeros((2, 2))
+    turned.get_veff = lambda *arguments, **options: np.zeros((2, 2))
+    with pytest.raises(InputError, match=r"An energy denominator is below 1e-10 hartree.*Expected a gap between them"):
+        CCSD(turned).run()
+
+
+def test_integrals_of_the_transform_are_pyscf_integrals(labelled: Any) -> None:
+    """The tensors of the equations are what their modes say."""
+    method = CCSD(labelled, tile=3, max_cycle=1).run()
+    occ, vir = method.reference.occupied, method.reference.virtual
+    integrals = ao2mo.kernel(labelled.mol, np.hstack([occ, vir]), compact=False).reshape((13,) * 4)
+    o, v = slice(0, 5), slice(5, None)
+    expected = {
+        "V": integrals[o, v, o, v],
+        "Vp": integrals[o, v, o, v].transpose(0, 3, 2, 1),
+        "J": integrals[o, o, v, v].transpose(1, 2, 0, 3),
+        "ooov": integrals[o, o, o, v],
+        "ovvv": integrals[o, v, v, v].transpose(2, 0, 1, 3),
+    }
+    expected["L"] = 2 * expected["V"] - expected["Vp"]
+    for name, values in expected.items():
+        np.testing.assert_allclose(method._tensors[name].to_dense(), values, rtol=0, atol=1e-9, err_msg=name)

@@ -1,0 +1,575 @@
+"""``tilewise energy``: energies from every kind of input, what is written, and how runs end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyscf import ao2mo, cc, dft, gto, mp, scf
+from pyscf.tools import fcidump
+
+from chemistry.molecules import mean_field
+from engines.processes import ranks
+from tilewise.chemistry.integrals import hartree_fock
+from tilewise.cli import main
+from tilewise.errors import Interrupted
+from tilewise.reports.live import Progress
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+WATER = EXAMPLES / "water.xyz"
+TIGHT = ["--conv-tol", "1e-10", "--conv-tol-normt", "1e-8"]
+
+
+def atoms() -> str:
+    return "; ".join(WATER.read_text().splitlines()[2:])
+
+
+def closed(mf: Any) -> Any:
+    """A mean field without PySCF's temporary file: the garbage collector would complain."""
+    mf._chkfile.close()
+    return mf
+
+
+def water() -> Any:
+    return closed(mean_field(atoms(), "6-31g"))
+
+
+@pytest.fixture
+def hydrogen(tmp_path: Path) -> Path:
+    file = tmp_path / "h2.xyz"
+    file.write_text("2\nbond of 0.74 Angstrom\nH 0 0 0\nH 0 0 0.74\n")
+    return file
+
+
+def run(*arguments: object, code: int = 0, file: Path | None = None) -> dict[str, Any]:
+    """The figures that a command writes."""
+    target = Path(os.environ["TILEWISE_TEST_JSON"]) if file is None else file
+    assert main(["energy", *map(str, arguments), "--json", str(target), "--workers", "1"]) == code
+    found: dict[str, Any] = json.loads(target.read_text())
+    return found
+
+
+@pytest.fixture(autouse=True)
+def json_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TILEWISE_TEST_JSON", str(tmp_path / "out.json"))
+    return tmp_path / "out.json"
+
+
+# Energies
+
+
+class _CCD(cc.ccsd.CCSD):  # type: ignore[misc]
+    """PySCF's CCSD without singles."""
+
+    def update_amps(self, t1: Any, t2: Any, eris: Any) -> Any:
+        new1, new2 = super().update_amps(0 * t1, t2, eris)
+        return 0 * new1, new2
+
+
+def pyscf_mp2(mf: Any, frozen: Any) -> float:
+    return float(mp.MP2(mf, frozen=frozen).run().e_corr)
+
+
+def pyscf_cc(kind: Any) -> Callable[[Any, Any], float]:
+    return lambda mf, frozen: float(kind(mf, frozen=frozen).run(conv_tol=1e-11, conv_tol_normt=1e-9).e_corr)
+
+
+def pyscf_triples(mf: Any, frozen: Any) -> float:
+    solved = cc.ccsd.CCSD(mf, frozen=frozen).run(conv_tol=1e-11, conv_tol_normt=1e-9)
+    return float(solved.e_corr + solved.ccsd_t())
+
+
+def direct_rpa(mf: Any, frozen: Any) -> float:
+    """Half of the sum of excitation energies less the trace of A."""
+    keep = [number for number in range(len(mf.mo_occ)) if number not in range(frozen or 0)]
+    occ = [number for number in keep if mf.mo_occ[number] > 0]
+    vir = [number for number in keep if mf.mo_occ[number] == 0]
+    parts = [mf.mo_coeff[:, own] for own in (occ, vir, occ, vir)]
+    repulsion = 2 * ao2mo.kernel(mf.mol, parts, compact=False)
+    gaps = (mf.mo_energy[vir] - mf.mo_energy[occ][:, None]).ravel()
+    root = np.sqrt(gaps)
+    squares = np.diag(gaps**2) + 2 * root[:, None] * repulsion * root
+    return float((np.sqrt(np.linalg.eigvalsh(squares)).sum() - gaps.sum() - np.trace(repulsion)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "theirs"),
+    [
+        ("mp2", pyscf_mp2),
+        ("drCCD", direct_rpa),
+        ("ccd", pyscf_cc(_CCD)),
+        ("CCSD", pyscf_cc(cc.ccsd.CCSD)),
+        ("ccsd_t", pyscf_triples),
+    ],
+)
+@pytest.mark.parametrize(("frozen", "number"), [([], None), (["--frozen", "core", "--no-symmetry"], 1)])
+def test_energies_are_those_of_pyscf(method: str, theirs: Any, frozen: list[str], number: int | None) -> None:
+    mf = water()
+    found = run(WATER, "--basis", "6-31g", "--method", method, *frozen, *(TIGHT if method != "mp2" else []))
+    assert found["e_hf"] == pytest.approx(mf.e_tot, abs=1e-8)
+    assert found["e_corr"] == pytest.approx(theirs(mf, number), abs=1e-8)
+    assert found["e_tot"] == found["e_hf"] + found["e_corr"]
+    assert found["nfrozen"] == (number or 0)
+    assert found["group"] == ("C1" if frozen else "C2v")
+
+
+@pytest.mark.parametrize("options", [["--memory", "1MB"], ["--tile", "3", "--reproducible", "--diis-space", "4"]])
+def test_energies_do_not_depend_on_how_they_are_computed(options: list[str]) -> None:
+    mf = water()
+    found = run(WATER, "--basis", "6-31g", "--method", "ccsd", "--frozen", "0,12", *TIGHT, *options)
+    assert found["e_corr"] == pytest.approx(pyscf_cc(cc.ccsd.CCSD)(mf, [0, 12]), abs=1e-8)
+    assert (found["nfrozen"], found["nocc"], found["nvir"]) == (2, 4, 7)
+
+
+def test_fitted_and_decomposed_integrals(capsys: pytest.CaptureFixture[str]) -> None:
+    exact, fitted, decomposed = (
+        run(WATER, "--basis", "6-31g", "--method", "mp2", "--integrals", kind)["e_corr"]
+        for kind in ("exact", "df", "cholesky")
+    )
+    assert decomposed == pytest.approx(exact, abs=1e-7)
+    assert 1e-7 < abs(fitted - exact) < 1e-3
+    assert main(["energy", str(WATER), "--auxbasis", "weigend"]) == 2
+    assert "auxbasis='weigend' was given with integrals='exact'" in capsys.readouterr().err
+
+
+# Inputs
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Water as a checkpoint and as an FCIDUMP file, and what is refused."""
+    folder = tmp_path_factory.mktemp("inputs")
+    mol = gto.M(atom=atoms(), basis="6-31g", symmetry=True, verbose=0)
+    named = {name: folder / name for name in ("hf.chk", "ks.chk", "triplet.chk", "water.fcidump", "cut.fcidump")}
+    mf = closed(scf.RHF(mol)).set(chkfile=str(named["hf.chk"])).run(conv_tol=1e-11)
+    closed(dft.RKS(mol)).set(chkfile=str(named["ks.chk"]), xc="pbe").run()
+    open_shell = gto.M(atom="O 0 0 0; O 0 0 1.2", basis="sto-3g", spin=2, verbose=0)
+    closed(scf.UHF(open_shell)).set(chkfile=str(named["triplet.chk"])).run()
+    fcidump.from_mo(mf.mol, str(named["water.fcidump"]), mf.mo_coeff, tol=0)
+    text = named["water.fcidump"].read_text()
+    named["cut.fcidump"].write_text(text[: len(text) // 2])
+    return named
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [
+        ("hf.chk", "a checkpoint of PySCF", ["--frozen", "core"]),
+        ("hf.chk", "a checkpoint of PySCF", ["--frozen", "1", "--no-symmetry"]),
+        ("water.fcidump", "an FCIDUMP file", ["--frozen", "1"]),
+        ("water.fcidump", "an FCIDUMP file", ["--frozen", "0,", "--no-symmetry"]),
+    ],
+)
+def test_other_inputs_give_the_same_energy(
+    files: dict[str, Path], name: str, kind: str, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run(files[name], "--method", "ccsd", *options, *TIGHT)
+    mf = water()
+    assert found["e_hf"] == pytest.approx(mf.e_tot, abs=1e-8)
+    assert found["e_corr"] == pytest.approx(pyscf_cc(cc.ccsd.CCSD)(mf, 1), abs=1e-8)
+    assert found["nbasis"] == 13
+    assert (found["group"] == "C1") == ("--no-symmetry" in options)
+    assert f"Input: {files[name]}, taken as {kind}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("hf.chk", ["--basis", "6-31g"], "basis='6-31g' was given with a checkpoint of PySCF"),
+        ("hf.chk", ["--charge", "0"], "charge=0 was given with a checkpoint of PySCF"),
+        ("water.fcidump", ["--basis", "6-31g"], "basis='6-31g' was given with an FCIDUMP file"),
+        ("water.fcidump", ["--frozen", "core"], "frozen='core' was given with an FCIDUMP file"),
+        ("water.fcidump", ["--frozen", "5"], "frozen=5 leaves none of the 5 occupied orbitals"),
+        ("water.fcidump", ["--integrals", "df"], "no molecule"),
+        ("cut.fcidump", [], "cut.fcidump"),
+        ("ks.chk", [], "they come from Kohn-Sham"),
+        ("triplet.chk", [], "triplet.chk has spin=2. Expected a closed shell"),
+    ],
+)
+def test_other_inputs_are_refused(
+    files: dict[str, Path], name: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["energy", str(files[name]), *options]) == 2
+    check_line(capsys, message)
+
+
+def check_line(capsys: pytest.CaptureFixture[str], message: str, *, alone: bool = False) -> None:
+    """The last line on the standard error says what is wrong; nothing else is there that early."""
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert message in lines[-1]
+    assert lines[-1].startswith("tilewise: ")
+    assert "Traceback" not in err
+    assert len(lines) == 1 or not alone
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "There is no file"),
+        ("", "is empty. Expected the atoms of a molecule (.xyz), a checkpoint of PySCF or an FCIDUMP file"),
+        ("folder", "is a folder"),
+        ("&FCI NORB=2,NELEC=2,\n", "header of"),
+        ("&FCI NORB=1, NELEC=2, MS2=0, /\n0.75 1 1 x 1\n0.5 0 0 0 0\n", "in.dat"),
+        ("&FCI NORB=2, NELEC=3, MS2=1, /\n0.5 0 0 0 0\n", "NELEC=3. Expected an even number"),
+        ("&FCI NORB=2, NELEC=2, MS2=2, /\n0.5 0 0 0 0\n", "MS2=2: an open shell"),
+        ("\x89HDF\r\n\x1a\nnothing", "is no checkpoint of PySCF, or is damaged"),
+        ("3\n\nH 0 0 0\n", "announces 3 atoms"),
+        ("1\n\nXx 0 0 0\n", "names the element 'Xx'"),
+        ("1\n\nHe 0 0 0\n0", "line 4 holds more"),
+    ],
+)
+def test_a_damaged_file_is_one_line(
+    content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "in.dat"
+    if content == "folder":
+        file.mkdir()
+    elif content is not None:
+        file.write_bytes(content.encode("latin-1"))
+    assert main(["energy", str(file), "--method", "ccsd"]) == 2
+    check_line(capsys, message, alone=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "magic"], "no method 'magic'. Expected one of: mp2, drccd, ccd, ccsd, ccsd(t)"),
+        (["--method", "ccsdt"], "triples are there by perturbation theory, as ccsd(t)"),
+        (["--basis", "nothing"], "no basis set 'nothing' for the element H"),
+        (["--basis", "/etc/hostname"], "is a file or no name"),
+        (["--charge", "1"], "9 electrons at charge 1, an odd number"),
+        (["--charge", "10"], "charge=10 leaves 0 electrons"),
+        (["--charge", "-40"], "functions cannot hold 50 electrons"),
+        (["--spin", "2"], "spin=2 asks for 2 unpaired electrons. Expected 0: the methods here are for closed shells"),
+        (["--frozen", "5"], "frozen=5 leaves none of the 5 occupied orbitals"),
+        (["--frozen", "-1"], "frozen=-1 is negative"),
+        (["--frozen", "0,99"], "frozen=[0, 99] does not list orbitals"),
+        (["--frozen", "shell"], "frozen='shell' is unknown"),
+        (["--memory", "8XB"], "memory='8XB' is no amount of memory"),
+        (["--scratch", "/nowhere"], "does not exist"),
+        (["--integrals", "best"], "integrals='best' is unknown"),
+        (["--method", "ccsd", "--max-cycle", "-1"], "max_cycle=-1 is negative"),
+        (["--method", "ccsd", "--conv-tol", "-1"], "conv_tol=-1.0 is no tolerance"),
+        (["--method", "ccsd", "--conv-tol-normt", "nan"], "conv_tol_normt=nan is no tolerance"),
+        (["--method", "ccsd", "--diis-space", "-1"], "diis_space=-1 is negative"),
+        (["--method", "ccsd", "--checkpoint", "/nowhere/run.h5"], "in a folder that does not exist"),
+        (["--checkpoint", "run.h5"], "was given with MP2, which does not iterate"),
+        (["--max-cycle", "3"], "max_cycle=3 was given with MP2, which does not iterate"),
+        (["--force"], "force was given with MP2. Expected it with ccsd(t)"),
+        (["--workers", "0"], "workers=0"),
+        (["--json", "/nowhere/out.json"], "Correct --json"),
+        (["--json", "/proc/out.json"], "Correct --json"),
+        (["--json", "/"], "Correct --json"),
+        (["--report", "/proc/report"], "Correct --report"),
+        (["--report", "/etc/hostname"], "Correct --report"),
+        (["--report", "/etc/hostname/report"], "Correct --report"),
+    ],
+)
+def test_wrong_options_are_one_line_before_the_mean_field(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(mol: object) -> None:
+        raise AssertionError("a wrong input should be found before the mean field is computed")
+
+    monkeypatch.setattr("tilewise.chemistry.inputs.hartree_fock", refuse)
+    assert main(["energy", str(WATER), "--basis", "6-31g", *options]) == 2
+    check_line(capsys, message, alone=True)
+
+
+def test_the_budget_that_a_refusal_names_suffices(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [WATER, "--basis", "6-31g", "--method", "ccsd", *TIGHT]
+    assert main(["energy", *map(str, arguments), "--memory", "1kB", "--workers", "1"]) == 2
+    named = re.search(r"Give memory=(\d+) or more", capsys.readouterr().err)
+    assert named is not None
+    found = run(*arguments, "--memory", named[1])
+    assert found["plan"]["peak_bytes"] <= int(named[1])
+    assert found["plan"]["on_disk"]
+    assert found["e_corr"] == pytest.approx(pyscf_cc(cc.ccsd.CCSD)(water(), None), abs=1e-8)
+
+
+@pytest.mark.parametrize("method", ["mp2", "ccsd"])
+def test_a_budget_that_is_too_small_is_one_line(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["energy", str(WATER), "--basis", "sto-3g", "--method", method, "--memory", "1kB"]) == 2
+    check_line(capsys, "budget")
+
+
+@pytest.mark.parametrize("method", ["mp2", "ccsd"])
+def test_a_tile_of_nothing_is_one_line(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["energy", str(WATER), "--basis", "sto-3g", "--method", method, "--tile", "0"]) == 2
+    check_line(capsys, "The tile size is 0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--charge", "much"], "argument --charge: invalid int value: 'much'"),
+        (["--engine", "steam"], "argument --engine: invalid choice: 'steam'"),
+        (["--unknown"], "unrecognized arguments: --unknown"),
+    ],
+)
+def test_wrong_usage_is_one_line_of_the_first_rank(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("PMI_RANK", rank)
+        with pytest.raises(SystemExit) as stop:
+            main(["energy", str(WATER), *arguments])
+        assert stop.value.code == 2
+        told = capsys.readouterr().err.splitlines()
+        assert [message in line and line.startswith("tilewise: ") for line in told] == [True] * lines
+
+
+def test_a_mean_field_that_does_not_converge_is_refused(
+    hydrogen: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unfinished(mol: Any) -> Any:
+        return closed(scf.RHF(mol)).set(chkfile=None).run(max_cycle=0)
+
+    monkeypatch.setattr("tilewise.chemistry.inputs.hartree_fock", unfinished)
+    assert main(["energy", str(hydrogen), "--basis", "6-31g"]) == 2
+    check_line(capsys, "Hartree-Fock has not converged within 0 cycles")
+
+
+# Results
+
+
+def test_the_result_is_printed_and_written(hydrogen: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(hydrogen, "--basis", "6-31g", "--method", "ccsd", "--explain")
+    out, err = capsys.readouterr()
+    for label, name in (("E(HF)", "e_hf"), ("E_corr(CCSD)", "e_corr"), ("E_tot(CCSD)", "e_tot")):
+        assert f"{label:<16} = {found[name]:18.10f} Eh\n" in out
+    assert "h2.xyz: CCSD/6-31g, 2 atoms, 4 basis functions, point group Dooh" in out
+    assert f"converged in {found['cycles']} cycles, T1 diagnostic {found['parts']['t1_diagnostic']:.4f}" in out
+    assert found["explanation"] in out
+    assert "cycle = 1  E_corr(CCSD) = " in err
+    assert "Hartree-Fock: 2 atoms, 4 functions, 2 electrons" in err
+
+
+def test_figures_are_those_of_the_run(hydrogen: Path, json_file: Path) -> None:
+    found = run(hydrogen, "--basis", "6-31g", "--method", "ccsd", "--memory", "1MB")
+    assert found["command"].startswith(f"tilewise energy {hydrogen} --basis 6-31g")
+    assert found["versions"]["pyscf"]
+    assert found["converged"] is True
+    assert [cycle["number"] for cycle in found["history"]] == list(range(1, found["cycles"] + 1))
+    assert found["history"][-1]["e_corr"] == found["e_corr"]
+    assert len(found["timings"]) == found["cycles"]
+    plan, steps = found["plan"], found["plan"]["steps"]
+    assert plan["budget_bytes"] == 1_000_000
+    assert plan["flops"] == sum(step["flops"] for step in steps)
+    needed = max(step["held_bytes"] + step["added_bytes"] for step in steps)
+    assert plan["peak_bytes"] == needed + sum(plan["held_bytes"].values()) + plan["reserved_bytes"]
+    for timing in found["timings"]:
+        assert sum(group["flops"] for group in timing["groups"].values()) == plan["flops"]
+        assert timing["seconds"] >= sum(group["seconds"] for group in timing["groups"].values())
+    assert {step["group"] for step in steps} == set(found["timings"][0]["groups"])
+
+
+def test_a_plan_stops_before_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["energy", str(WATER), "--basis", "6-31g", "--method", "ccsd", "--memory", "1GB", "--plan"]
+    targets = ["--report", str(tmp_path / "report"), "--checkpoint", str(tmp_path / "run.h5")]
+    assert main([*arguments, *targets]) == 0
+    out = capsys.readouterr().out
+    assert "projected" in out
+    assert re.search(r"^budget +1 GB$", out, re.MULTILINE)
+    assert "E_corr" not in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_convergence_has_its_own_code(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(WATER, "--basis", "6-31g", "--method", "ccsd", "--max-cycle", "4", code=3)
+    out, err = capsys.readouterr()
+    assert found["converged"] is False
+    assert f"{found['e_tot']:18.10f} Eh NOT CONVERGED\n" in out
+    assert "NOT CONVERGED in 4 cycles" in out
+    line = err.splitlines()[-1]
+    assert line == f"tilewise: {found['reason']}"
+    assert "It was still converging: raise max_cycle to" in line
+
+
+def test_triples_of_amplitudes_that_have_not_converged(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [WATER, "--basis", "6-31g", "--method", "ccsd(t)", "--max-cycle", "4"]
+    refused = run(*arguments, code=3)
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1].startswith("tilewise: CCSD(T) needs converged amplitudes. CCSD has not converged.")
+    assert "E_corr(CCSD)     =" in out
+    assert "CCSD(T)" not in out
+    assert "e_t" not in refused["parts"]
+    forced = run(*arguments, "--force", code=3)
+    out = capsys.readouterr().out
+    assert forced["e_corr"] == pytest.approx(refused["e_corr"] + forced["parts"]["e_t"], abs=1e-12)
+    assert f"E(T)             = {forced['parts']['e_t']:18.10f} Eh NOT CONVERGED\n" in out
+    assert f"E_tot(CCSD(T))   = {forced['e_tot']:18.10f} Eh NOT CONVERGED\n" in out
+
+
+def test_exit_codes_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["energy", "--help"])
+    told = capsys.readouterr().out
+    for code in ("0 ", "2 ", "3 ", "75 ", "130 "):
+        assert f"\n  {code}" in told
+
+
+# Going on
+
+
+def test_the_same_command_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = run(WATER, "--basis", "6-31g", "--method", "ccsd", "--reproducible")
+    arguments = [WATER, "--basis", "6-31g", "--method", "ccsd", "--checkpoint", tmp_path / "run.h5", "--reproducible"]
+    first = run(*arguments, "--max-cycle", "4", code=3)
+    assert first["cycles"] == 4
+    capsys.readouterr()
+    second = run(*arguments)
+    err = capsys.readouterr().err
+    assert "CCSD goes on after cycle 4" in err
+    assert second["cycles"] == whole["cycles"]
+    assert len(second["timings"]) == whole["cycles"] - 4
+    assert second["history"][:4] == first["history"]
+    assert second["e_tot"] == pytest.approx(whole["e_tot"], abs=1e-9)
+
+
+def test_the_orbitals_that_were_kept_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = [WATER, "--basis", "6-31g", "--method", "ccd", "--checkpoint", tmp_path / "run.h5"]
+    first = run(*arguments, "--max-cycle", "6", code=3)
+
+    def with_other_signs(mol: Any) -> Any:
+        mf = hartree_fock(mol)
+        mf.mo_coeff = mf.mo_coeff * np.where(np.arange(13) % 2, -1, 1)
+        return mf
+
+    monkeypatch.setattr("tilewise.chemistry.inputs.hartree_fock", with_other_signs)
+    again = run(*arguments)
+    assert again["cycles"] > first["cycles"]
+    assert abs(again["history"][6]["change"]) < abs(again["history"][4]["change"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--basis", "sto-3g"], "has the orbitals of another molecule, basis, or choice of frozen orbitals"),
+        (["--basis", "6-31g", "--frozen", "1"], "has the orbitals of another molecule, basis, or choice of frozen"),
+        (["--basis", "6-31g", "--method", "ccd"], "has amplitudes t1, t2. Expected t2"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(
+    change: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(WATER), "--method", "ccsd", "--checkpoint", str(tmp_path / "run.h5"), "--max-cycle", "2"]
+    run(*arguments, "--basis", "6-31g", code=3)
+    capsys.readouterr()
+    assert main(["energy", *arguments, *change]) == 2
+    check_line(capsys, message)
+
+
+def test_damaged_orbitals_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.h5.orbitals").write_bytes(b"nothing")
+    arguments = ["energy", str(WATER), "--method", "ccsd", "--checkpoint", str(tmp_path / "run.h5")]
+    assert main([*arguments, "--basis", "sto-3g"]) == 2
+    check_line(capsys, "run.h5.orbitals cannot be read")
+
+
+def test_a_signal_ends_an_iteration_that_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(WATER), "--basis", "6-31g", "--method", "ccsd", "--checkpoint", str(tmp_path / "run.h5")]
+
+    def note(self: Progress, facts: dict[str, Any]) -> None:
+        if facts["cycle"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "note", note)
+        assert main(["energy", *arguments]) == 75
+    check_line(capsys, "CCSD was stopped by SIGTERM after 3 cycles.")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    found = run(*arguments)
+    assert "CCSD goes on after cycle 3" in capsys.readouterr().err
+    assert found["e_corr"] == pytest.approx(run(*arguments[:5])["e_corr"], abs=1e-8)
+
+
+def test_a_signal_ends_the_other_stages_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(mol: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    monkeypatch.setattr("tilewise.chemistry.inputs.hartree_fock", stop)
+    checkpoint = tmp_path / "run.h5"
+    assert main(["energy", str(WATER), "--method", "ccsd", "--checkpoint", str(checkpoint)]) == 75
+    check_line(capsys, "SIGUSR1 came. The run was to go on until its end. Run the same command again: it goes on from")
+
+
+def test_interruptions_have_codes(
+    hydrogen: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, code in ((KeyboardInterrupt(), 130), (Interrupted("It was stopped."), 75)):
+
+        def stop(mol: Any, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setattr("tilewise.chemistry.inputs.hartree_fock", stop)
+        assert main(["energy", str(hydrogen)]) == code
+        assert capsys.readouterr().err.splitlines()[-1].startswith("tilewise: ")
+
+
+# Reports
+
+
+@pytest.mark.parametrize(("method", "pictures"), [("ccsd", 6), ("mp2", 1)])
+def test_a_report_is_written(method: str, pictures: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "new" / "report"
+    found = run(WATER, "--basis", "sto-3g", "--method", method, "--report", folder)
+    assert f"report in {folder / 'index.html'}\n" in capsys.readouterr().out
+    text = (folder / "index.html").read_text()
+    assert text.count('src="data:image/') == pictures
+    assert len(list(folder.glob("*.png"))) == len(list(folder.glob("*.svg"))) == pictures
+    assert f"<b>{found['e_tot']:.10f}</b>" in text
+    assert "tilewise</span> <span>energy</span>" in text
+
+
+# Ranks
+
+
+@pytest.mark.slow
+def test_one_rank_tells_for_all(tmp_path: Path, json_file: Path) -> None:
+    pytest.importorskip("mpi4py")
+    arguments = [str(WATER), "--basis", "6-31g", "--method", "ccsd", *TIGHT]
+    options = ["--engine", "mpi", "--json", str(tmp_path / "two.json"), "--report", str(tmp_path / "report")]
+    done = ranks(2, "-m", "tilewise", "energy", *arguments, *options, "--checkpoint", str(tmp_path / "run.h5"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("E_corr(CCSD)") == 1
+    assert done.stderr.count("Hartree-Fock: ") == 1
+    assert done.stderr.count("cycle = 1 ") == 1
+    found = json.loads((tmp_path / "two.json").read_text())
+    assert found["e_corr"] == pytest.approx(run(*arguments)["e_corr"], abs=1e-8)
+    assert (tmp_path / "report" / "index.html").exists()
+    again = run(*arguments, "--checkpoint", tmp_path / "run.h5")
+    assert again["e_corr"] == pytest.approx(found["e_corr"], abs=1e-10)
+    assert again["timings"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--basis", "nothing"], 2, "no basis set 'nothing'"),
+        (["--basis", "sto-3g", "--method", "ccsd", "--max-cycle", "2"], 3, "CCSD has not converged"),
+    ],
+)
+def test_an_error_on_ranks_is_one_line(options: list[str], code: int, message: str) -> None:
+    pytest.importorskip("mpi4py")
+    done = ranks(2, "-m", "tilewise", "energy", str(WATER), *options, "--engine", "mpi")
+    assert done.returncode == code
+    told = [line for line in done.stderr.splitlines() if line.startswith("tilewise: ")]
+    assert len(told) == 1
+    assert message in told[0]
+    assert "Traceback" not in done.stderr
