@@ -61,7 +61,7 @@ $(USE): pyproject.toml
 	  exit 1; }
 	@echo "Installing tilewise into .venv (once, and whenever pyproject.toml changes)"
 	@$(PYTHON) -m venv .venv
-	@$(PIP) install --editable ".[chem,mkl,plot]"
+	@$(PIP) install --editable ".[chem,mkl,mpi,plot]"
 	@touch $@
 
 $(DEV): $(USE)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import re
+import shlex
 import subprocess
 import sys
 import traceback
@@ -14,8 +16,12 @@ import pytest
 from markdown_it import MarkdownIt
 
 import tilewise as tw
+from tilewise.chemistry import CCSD, amplitudes
+from tilewise.chemistry.energy import prepare
+from tilewise.cli import main
 from tilewise.machine import Machine
 from tilewise.plans import Plan
+from tilewise.plans.explain import bytes_text
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -91,13 +97,81 @@ def test_the_readme_and_the_first_page_show_what_explain_prints() -> None:
     """For two workers, default rates and common caches; what else the table says comes from the patterns alone."""
     readme = ROOT / "README.md"
     namespace: dict[str, object] = {}
+    (block,) = (each for each in code_blocks(readme) if "plan = tw.plan(" in each.code)
     with tw.engine("threads", workers=2):
-        run_script(readme, code_blocks(readme)[0], namespace)
+        run_script(readme, block, namespace)
     plan = namespace["plan"]
     assert isinstance(plan, Plan)
     shown = plan.on(replace(Machine.default(), cache_bytes=(1 << 15, 1 << 19, 1 << 25))).explain()
     assert (ROOT / "docs/pictures/explain.txt").read_text(encoding="utf-8").rstrip("\n") == shown
     assert f"```text\n{shown}\n```" in readme.read_text(encoding="utf-8")
+
+
+def text_blocks(page: Path) -> list[str]:
+    """Return what a page shows as plain text."""
+    tokens = MarkdownIt().parse(page.read_text(encoding="utf-8"))
+    return [token.content for token in tokens if token.type == "fence" and token.info.split()[:1] == ["text"]]
+
+
+@pytest.mark.parametrize("name", ["CCSD_EQUATIONS", "DIRECT_LADDER", "DRCCD_EQUATIONS"])
+def test_the_equations_on_the_page_are_those_that_run(name: str) -> None:
+    assert getattr(amplitudes, name).lstrip("\n") in text_blocks(ROOT / "docs/methods.md")
+
+
+def energies(text: str) -> dict[str, float]:
+    """Energies by name, of what the command prints."""
+    return {name: float(value) for name, value in re.findall(r"^(E\S+) += +(\S+) Eh$", text, re.MULTILINE)}
+
+
+def shown_energies(page: Path) -> str:
+    """What a page says that ``make energy`` prints."""
+    (shown,) = (text for text in text_blocks(page) if text.startswith("ethene.xyz: "))
+    return shown
+
+
+def test_pages_show_what_make_energy_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (options,) = re.findall(r"^ENERGY_ARGS \?= (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert main(["energy", *shlex.split(options), "--workers", "1"]) == 0
+    printed = capsys.readouterr().out
+    for page in (ROOT / "README.md", ROOT / "docs/quickstart.md"):
+        shown = shown_energies(page)
+        assert energies(shown) == pytest.approx(energies(printed), abs=1e-8)
+        assert set(shown.splitlines()) - set(printed.splitlines()) <= {
+            line for line in shown.splitlines() if "Eh" in line
+        }
+
+
+BUDGETS = re.compile(r"^\| ([\d.]+ [MG]B) \| ([\d.]+ [MG]B) \| (.*) \|$", re.MULTILINE)
+"""A budget, the peak that was planned for it, and what is on disk."""
+
+
+def parts(explanation: str, *titles: str) -> list[str]:
+    """Some of the tables of an explained plan: those that have no times in them."""
+    return [part for part in explanation.split("\n\n") if part.startswith(titles)]
+
+
+@pytest.mark.slow
+def test_the_figures_of_benzene_are_those_of_its_plans() -> None:
+    page = ROOT / "docs/choosing.md"
+    with tw.engine("threads", workers=2):
+        job = prepare(ROOT / "examples/benzene.xyz", method="ccsd", symmetry=False)
+        method = job.method
+        rows = BUDGETS.findall(page.read_text(encoding="utf-8"))
+        assert len(rows) > 4
+        for budget, peak, on_disk in rows:
+            plan = CCSD(job.source.mean_field, memory=budget.replace(" ", ""), verbose=0).plan()
+            assert bytes_text(plan.peak_bytes) == peak
+            if "all integrals" not in on_disk:
+                gone = [*(["DIIS"] if plan.diis_on_disk else []), *(f"`{name}`" for name in plan.elsewhere)]
+                assert ", ".join(gone) == on_disk
+        method.set(memory="400MB")
+        (shown,) = (text for text in text_blocks(page) if text.startswith("CCSD: "))
+        tables = parts(job.explanation, "Integrals", "Memory", "The peak")
+        assert tables == parts(shown.rstrip("\n"), "Integrals", "Memory", "The peak")
+        assert len(tables) == 3
 
 
 def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:

@@ -11,10 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, Colormap, ListedColormap
 
 import tilewise as tw
+from tilewise.chemistry.energy import Calculation, prepare
 from tilewise.machine import Machine
 from tilewise.patterns import expand
+from tilewise.reports.plots import group_colours, plot_pattern
 
 FOLDER = Path(__file__).resolve().parent
+ETHENE = FOLDER.parents[1] / "examples" / "ethene.xyz"
 EXPRESSION = "ijcd,cdab->ijab"
 TOLERANCES = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 DECADES = range(-8, 1)
@@ -101,6 +104,38 @@ def draw_screening(amplitudes: tw.BlockTensor, integrals: tw.BlockTensor, path: 
     plt.close(figure)
 
 
+def draw_flops(ax: Axes, job: Calculation) -> None:
+    """Where the flops of an iteration are, a bar for each group of terms."""
+    colours = group_colours(job.steps)
+    flops = {group: sum(step.flops for step in job.steps if step.statement.group == group) for group in colours}
+    groups = sorted((group for group in flops if flops[group]), key=lambda group: flops[group])
+    bars = ax.barh(groups, [flops[group] / 1e6 for group in groups], color=[colours[group] for group in groups])
+    ax.bar_label(bars, fmt="%.2f", fontsize=8.5, padding=3, color=INK)
+    ax.set(title="A cycle, in million flops", xticks=[], xlim=(0, 1.2e-6 * max(flops.values())))
+    ax.spines["bottom"].set_visible(False)
+
+
+def draw_ccsd(path: Path) -> None:
+    """CCSD of ethene in D2h: the blocks of its amplitudes, where the flops are, how it converges."""
+    job = prepare(ETHENE, method="ccsd", basis="cc-pvdz", frozen="core")
+    result = job.run()
+    figure, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(11.6, 3.5), layout="constrained", width_ratios=(1.15, 1, 1)
+    )
+    ((name, pattern), *_) = job.patterns().items()
+    plot_pattern(pattern, left)
+    left.set_title(f"{name}: {pattern.nnz_blocks} blocks, density {pattern.density:.2f}")
+    draw_flops(middle, job)
+    numbers = [cycle.number for cycle in result.history]
+    right.semilogy(numbers, [abs(cycle.change) for cycle in result.history], "o-", color=BLUE, label="change of E, Eh")
+    right.semilogy(numbers, [cycle.norm for cycle in result.history], "s-", color=ORANGE, label="norm of the step")
+    right.set(title="Convergence", xlabel="cycle", xticks=numbers)
+    right.grid(color="0.92")
+    right.legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=125)
+    plt.close(figure)
+
+
 def write_explanation(amplitudes: tw.BlockTensor, integrals: tw.BlockTensor, path: Path) -> None:
     """The plan of the README for two workers, with default rates wherever this runs."""
     with tw.engine("threads", workers=2):
@@ -116,6 +151,7 @@ def main() -> None:
     amplitudes, integrals = chain()
     draw_patterns(amplitudes, integrals, FOLDER / "patterns.png")
     draw_screening(amplitudes, integrals, FOLDER / "screening.png")
+    draw_ccsd(FOLDER / "ccsd.png")
     write_explanation(amplitudes, integrals, FOLDER / "explain.txt")
 
 

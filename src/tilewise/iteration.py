@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tilewise.contract import execute, find_engine, plan
 from tilewise.engines.folding import Folding, fold, unfold
+from tilewise.engines.matching import fit_again
 from tilewise.errors import InputError, MemoryBudgetError
 from tilewise.expressions.equations import Statement
 from tilewise.patterns import Pattern
-from tilewise.plans import Plan, Program
+from tilewise.plans import Plan, Program, Step
 from tilewise.plans.layout import largest_share, make_layout
 from tilewise.plans.sharing import is_small
 from tilewise.spaces import Pairs, Space
@@ -44,6 +45,8 @@ class PlannedStep:
     """Bytes of the tensors that live while it runs, the target included."""
     added_bytes: int
     """Bytes that it takes besides."""
+    fresh: bool
+    """Whether the contraction makes the target itself, instead of adding to what is there or to zeros."""
     seconds: list[float] = field(default_factory=list)
     """What each run took."""
 
@@ -174,7 +177,7 @@ class Iteration:
             return self._unfold(statement, operands, target)
         if step.plan is None:
             return operands[0]
-        if target is None and _makes(step.plan, self.pattern_of(statement)):
+        if step.fresh:
             return execute(step.plan, *operands, alpha=statement.factor, engine=self.engine)
         if target is None:
             target = self._zeros(statement)
@@ -236,21 +239,18 @@ class _Planner:
         target = self._size(pattern)
         held = sum(map(self._size, self.alive.values()))
         made: Plan | Program | None = None
-        added, resident = 0, True
+        added, fresh = 0, False
         if statement.kind == "contract" and not moved:
-            room = self.whole.memory - held
-            made = self._contraction(statement, room)
-            if not statement.adds and _makes(made, pattern):
-                resident = not _last(made).spills
-                held += target if resident else 0
-                added = max(made.peak_bytes - (target if resident else 0), 0)
-            else:
-                held += 0 if statement.adds else target
-                added = max(made.peak_bytes - _last(made).kept_bytes, 0)
-        elif not moved and not statement.adds:
-            held += target
+            made = self._contraction(statement, self.whole.memory - held, into_out=statement.adds)
+            fresh = not statement.adds and _makes(made, pattern)
+            if fresh and _last(made).spills and self._stays(number):
+                fresh = False
+                made = self._contraction(statement, self.whole.memory - held - target, into_out=True)
+            added = max(made.peak_bytes - (0 if _last(made).spills else _last(made).kept_bytes), 0)
+        resident = not (fresh and made is not None and _last(made).spills)
+        held += target if resident and not moved and not statement.adds else 0
         self.alive[name] = pattern if resident else make_elsewhere(pattern, self.whole.engine)
-        step = PlannedStep(statement, made, frees, held, added)
+        step = PlannedStep(statement, made, frees, held, added, fresh)
         if step.peak_bytes > self.whole.memory:
             raise MemoryBudgetError(
                 f"{statement} needs {step.peak_bytes} bytes with the tensors that live then. The budget is "
@@ -262,6 +262,12 @@ class _Planner:
             del self.alive[freed]
         return step
 
+    def _stays(self, number: int) -> bool:
+        """Whether the target of a term has to be in memory: it is a result, or later terms add to it."""
+        name = self.statements[number].target.name
+        grows = any(later.adds and later.target.name == name for later in self.statements[number + 1 :])
+        return grows or name in self.whole.results
+
     def _is_moved(self, statement: Statement, frees: Collection[str]) -> bool:
         """Whether the target is only another name for a temporary tensor that nobody reads any more."""
         if statement.adds or statement.kind != "contract" or len(statement.operands) > 1 or statement.factor != 1:
@@ -270,8 +276,11 @@ class _Planner:
         in_memory = isinstance(self.alive[operand.name], Pattern)
         return in_memory and operand.letters == statement.target.letters and operand.name in frees
 
-    def _contraction(self, statement: Statement, room: int) -> Plan | Program:
-        """The plan of a term, in phases where it has to keep to the room that is left."""
+    def _contraction(self, statement: Statement, room: int, *, into_out: bool) -> Plan | Program:
+        """The plan of a term, in phases where it has to keep to the room that is left.
+
+        What is added to a tensor that is there needs no room of its own.
+        """
         operands = [self.alive[each.name] for each in statement.operands]
         whole = self.whole
         resident = all(isinstance(each, Pattern) or each.in_memory for each in operands)
@@ -280,11 +289,12 @@ class _Planner:
             options["scratch"] = whole.scratch
         if resident:
             free = plan(statement.expression, *operands, **options)
-            if free.peak_bytes - (_last(free).kept_bytes if statement.adds else 0) <= room:
+            if free.peak_bytes - (_last(free).kept_bytes if into_out else 0) <= room:
                 return free
-        own = self._size(whole.pattern_of(statement)) if statement.adds else 0
+        own = self._size(whole.pattern_of(statement)) if into_out else 0
         try:
-            return plan(statement.expression, *operands, memory=max(room + own, 0), **options)
+            made = plan(statement.expression, *operands, memory=max(room + own, 0), **options)
+            return _kept_in_memory(made, operands, whole.engine) if into_out and _last(made).spills else made
         except MemoryBudgetError as error:
             needed = error.least_bytes - own + whole.memory - room
             raise MemoryBudgetError(
@@ -313,6 +323,14 @@ def allowed_pattern(letters: Letters, indices: str) -> Pattern:
     spaces = [found.space if isinstance(found := letters[letter], Pairs) else found for letter in indices]
     labelled = bool(spaces) and all(space.irrep is not None for space in spaces)
     return Pattern.allowed(spaces, irrep=0 if labelled else None)
+
+
+def _kept_in_memory(made: Plan | Program, operands: Sequence[Given], engine: Engine) -> Plan | Program:
+    """The same within its budget, but added to a tensor in memory instead of written to disk."""
+    if isinstance(made, Program):
+        return replace(made, steps=fit_again(made.steps, operands, made.dtype, True, engine))
+    alone = Step(made, tuple(range(len(made.operands))), -1, ())
+    return fit_again((alone,), operands, made.dtype, True, engine)[0].plan
 
 
 def _last(made: Plan | Program) -> Plan:

@@ -153,7 +153,7 @@ VARIANTS = {
     "tiles of 5": Variant(tile=5),
     "irreps": Variant(symmetry=True),
     "frozen core, irreps, tiles of 5": Variant(frozen=True, symmetry=True, tile=5),
-    "tight budget": Variant(tile=7, tight=True),
+    "tight budget": Variant(tile=10, tight=True),
 }
 
 

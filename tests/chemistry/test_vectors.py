@@ -328,6 +328,7 @@ spaces = tw.Space.uniform(5, 2), tw.Space.uniform(8, 3)
 sides = mf.mo_coeff[:, :5], mf.mo_coeff[:, 5:]
 exact = mol.intor("int2e", aosym="s4")
 with tw.engine("mpi", workers=1) as engine:
+    sides = engine.of_first(sides)  # each rank has solved its mean field by itself
     for make in (cholesky_vectors, fitted_vectors):
         vectors = make(mol)
         assert (vectors.source is None) == (engine.rank > 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class CCSD_T(CCSD):
     >>> round(cc.e_ccsd, 6), round(cc.e_t, 6)
     (-0.046754, -2.6e-05)
     """
+
+    settings: ClassVar[tuple[str, ...]] = (*CCSD.settings, "force")
 
     def __init__(self, mf: Any, *arguments: Any, force: bool = False, **options: Any) -> None:
         self.force = force

@@ -51,6 +51,20 @@ class CoupledCluster(Method):
 
     name: ClassVar[str] = ""
     amplitude_names: ClassVar[tuple[str, ...]] = ("t2",)
+    settings: ClassVar[tuple[str, ...]] = (
+        *Method.settings,
+        "callback",
+        "checkpoint",
+        "conv_tol",
+        "conv_tol_normt",
+        "diis",
+        "diis_space",
+        "diis_start_cycle",
+        "iterative_damping",
+        "ladder",
+        "max_cycle",
+        "reproducible",
+    )
 
     def __init__(
         self,
@@ -94,6 +108,7 @@ class CoupledCluster(Method):
         self.timings: list[Timing] = []
         self._amplitudes: Amplitudes = {}
         self._tensors: dict[str, BlockTensor] = {}
+        self._count: int | None = None
         self.set(**settings)
 
     def statements(self) -> tuple[Statement, ...]:
@@ -161,7 +176,11 @@ class CoupledCluster(Method):
         return AtomicOrbitals.of(self.mol, self.tile)
 
     def _vector_count(self, engine: Engine) -> int:
-        return 0 if self.integrals == "exact" else self.make_vectors(engine).count
+        if self.integrals == "exact":
+            return 0
+        if self._count is None:
+            self._count = self.make_vectors(engine).count
+        return self._count
 
     def kernel(self, t1: Any = None, t2: Any = None) -> tuple[float, BlockTensor | None, BlockTensor | None]:
         """Solve the equations.
@@ -192,6 +211,7 @@ class CoupledCluster(Method):
                 tell=self._tell_stage,
                 reproducible=self.reproducible,
             )
+            self._made_vectors = None  # over functions they are not needed any more
             outcome = solve(
                 self._first(engine) if start is None else start,
                 self.energy_of,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -13,11 +13,11 @@ from tilewise.chemistry.fitted_integrals import FittedIntegrals
 from tilewise.chemistry.four_index import Transform
 from tilewise.chemistry.integrals import AtomicOrbitals, function_integrals
 from tilewise.chemistry.reference import Reference
-from tilewise.chemistry.spaces import OrbitalSpaces, joined_space, plain_space
+from tilewise.chemistry.spaces import OrbitalSpaces, joined_space, plain_space, stored_elements
 from tilewise.chemistry.vectors import Vectors
 from tilewise.contract import find_engine
 from tilewise.engines.folding import Folding, fold, folded_block, folded_pattern, for_each_block
-from tilewise.errors import MemoryBudgetError, TilewiseError
+from tilewise.errors import TilewiseError
 from tilewise.factories import from_dense, from_function, zeros
 from tilewise.iteration import allowed_pattern, bytes_on_rank
 from tilewise.patterns import Pattern, Symmetry
@@ -128,6 +128,19 @@ class Hamiltonian:
             return from_function(_not_there, pattern=pattern) if elsewhere or name in DIRECT else pattern
         return make_elsewhere(pattern, engine) if elsewhere else pattern
 
+    def check_build(
+        self,
+        names: Collection[str],
+        elsewhere: Collection[str],
+        memory: int,
+        *,
+        engine: Engine,
+        reproducible: bool = False,
+    ) -> None:
+        """Raise a `MemoryBudgetError` if the tensors could not be made within a budget; nothing is made."""
+        if not self.vectors:
+            _Builder(self, set(elsewhere), memory, None, None, engine, None, reproducible).check(names)
+
     def build(
         self,
         names: Collection[str],
@@ -164,17 +177,8 @@ class Hamiltonian:
         part = {"o": slice(0, nocc), "v": slice(nocc, None)}
         values = self.reference.fock[part[name[2]], part[name[3]]]
         pattern = self.pattern(name)
-        masked = values * _mask(pattern)
+        masked = values * stored_elements(pattern)
         return from_dense(masked, pattern.spaces) + zeros(pattern=pattern)
-
-
-def _mask(pattern: Pattern) -> npt.NDArray[np.bool_]:
-    """Which elements lie in blocks that are stored."""
-    mask = np.zeros(pattern.shape, np.bool_)
-    for index in pattern.index.tolist():
-        where = tuple(slice(s.offsets[t], s.offsets[t + 1]) for s, t in zip(pattern.spaces, index, strict=True))
-        mask[where] = True
-    return mask
 
 
 class _Builder:
@@ -198,6 +202,13 @@ class _Builder:
         )
         self.scratch, self.engine, self.tell = scratch, engine, tell
         self.made: dict[str, BlockTensor] = {}
+        self.done: list[str] = []
+
+    def check(self, names: Collection[str]) -> None:
+        """Plan the transforms of all of them."""
+        for which, wanted in _stages(names):
+            self._job(which, wanted).plan()
+            self.done += wanted
 
     def build(self, names: Collection[str]) -> dict[str, BlockTensor]:
         """All of them, the largest first."""
@@ -206,8 +217,13 @@ class _Builder:
                 self.made[name] = self.hamiltonian.fock(name)
         if "c_v" in names:
             self._build_direct()
-        self._build_virtual([name for name in ("vv_s", "vv_a") if name in names])
-        self._build_mixed(names)
+        for which, wanted in _stages(names):
+            source = self._job(which, wanted).kernel() if self.source is None else self.source.tensor(which)
+            if which == "vvvv":
+                self._build_virtual(source, wanted)
+            else:
+                self._build_mixed(source, wanted, 0 if which == "ovov" else self.hamiltonian.spaces.occ.ntiles)
+            self.done += wanted
         return {name: self.made[name] for name in names}
 
     def _build_direct(self) -> None:
@@ -220,21 +236,12 @@ class _Builder:
             make = _folder(source, self.hamiltonian.folding(name))
             self.made[name] = from_function(make, pattern=self.hamiltonian.pattern(name))
 
-    def _build_virtual(self, names: Collection[str]) -> None:
-        if not names:
-            return
-        source = self._transformed("vvvv", names)
+    def _build_virtual(self, source: BlockTensor, names: Sequence[str]) -> None:
         for name in names:
             self._keep(name, _folder(source, self.hamiltonian.folding(name)))
 
-    def _build_mixed(self, names: Collection[str]) -> None:
-        wanted = [name for name in (*INTEGRALS, "L", *MATRICES) if name in names and name not in SYMMETRIC]
-        if not wanted:
-            return
-        only_ovov = all(name in ("V", "Vp", "L", "ov_s", "ov_a") for name in wanted)
-        source = self._transformed("ovov" if only_ovov else "oppp", wanted)
-        shift = 0 if only_ovov else self.hamiltonian.spaces.occ.ntiles
-        for name in wanted:
+    def _build_mixed(self, source: BlockTensor, names: Sequence[str], shift: int) -> None:
+        for name in names:
             if name in INTEGRALS:
                 self._keep(name, _taker(source, *INTEGRALS[name], shift))
             elif name == "L":
@@ -251,40 +258,27 @@ class _Builder:
         folding = self.hamiltonian.folding(name)
         self.made[name] = fold(whole, folding)
 
-    def _transformed(self, which: str, names: Collection[str]) -> BlockTensor:
-        """The integrals that some tensors are made of, within the memory that these leave."""
-        if self.source is not None:
-            return self.source.tensor(which)
+    def _job(self, which: str, names: Sequence[str]) -> Transform:
+        """The transform to the integrals that some tensors are made of, within the memory that tensors leave."""
         reference, spaces = self.hamiltonian.reference, self.hamiltonian.spaces
-        held = sum(bytes_on_rank(tensor.pattern, self.engine) for tensor in self.made.values() if tensor.in_memory)
-        coming = sum(
-            bytes_on_rank(self.hamiltonian.pattern(name), self.engine) for name in names if name not in self.elsewhere
-        )
+        kept = [name for name in (*self.done, *names) if name not in self.elsewhere]
+        held = sum(bytes_on_rank(self.hamiltonian.pattern(name), self.engine) for name in kept)
         orbitals = {
             "o": (reference.occupied, plain_space(spaces.occ)),
             "v": (reference.virtual, plain_space(spaces.vir)),
             "p": (np.hstack([reference.occupied, reference.virtual]), joined_space(spaces.occ, spaces.vir)),
         }
-        room = self.memory - held - coming
-        if room <= 0:
-            raise MemoryBudgetError(
-                f"The integrals {', '.join(names)} hold {held + coming} bytes. The budget is {self.memory}. Give more "
-                "with memory=.",
-                self.memory,
-                held + coming,
-            )
-        job = Transform(
+        return Transform(
             reference.integrals,
             [orbitals[letter][0] for letter in which],
             spaces=[orbitals[letter][1] for letter in which],
-            memory=room,
+            memory=max(self.memory - held, 0),
             tile=max(int(self.hamiltonian.spaces.vir.sizes.max(initial=1)), 1),
             scratch=self.scratch,
             engine=self.engine,
             progress=self.tell,
             reproducible=self.reproducible,
         )
-        return job.kernel()
 
     def _keep(self, name: str, make: Maker) -> None:
         """Make a tensor where it is to be."""
@@ -302,6 +296,15 @@ class _Builder:
             block = np.ascontiguousarray(make(tuple(index)))
             scratch.write(row, block, frobenius_norm(block))
         self.made[name] = scratch.tensor(self.engine)
+
+
+def _stages(names: Collection[str]) -> list[tuple[str, list[str]]]:
+    """Which integrals are transformed one after the other, and the tensors that are made of each."""
+    virtual = [name for name in ("vv_s", "vv_a") if name in names]
+    mixed = [name for name in (*INTEGRALS, "L", *MATRICES) if name in names and name not in SYMMETRIC]
+    only_ovov = all(name in ("V", "Vp", "L", "ov_s", "ov_a") for name in mixed)
+    stages = [("vvvv", virtual), ("ovov" if only_ovov else "oppp", mixed)]
+    return [(which, wanted) for which, wanted in stages if wanted]
 
 
 def _not_there(index: tuple[int, ...]) -> NoReturn:

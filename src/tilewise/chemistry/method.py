@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tilewise.chemistry.kept_orbitals import keep_orbitals, orbital_path
 from tilewise.chemistry.orbitals import Frozen
 from tilewise.chemistry.reference import Reference, parse_reference
-from tilewise.chemistry.spaces import OrbitalSpaces
+from tilewise.chemistry.spaces import OrbitalSpaces, stored_elements
 from tilewise.chemistry.vectors import Vectors, cholesky_vectors, fitted_vectors
 from tilewise.errors import InputError
 from tilewise.factories import from_dense, zeros
@@ -61,6 +61,7 @@ class Method:
     """What all methods do: take a mean field, say what goes on, give energies."""
 
     name: ClassVar[str] = ""
+    settings: ClassVar[tuple[str, ...]] = ("max_memory", "memory", "progress", "stdout", "verbose")
 
     def __init__(
         self,
@@ -88,15 +89,15 @@ class Method:
         self.integrals = "df" if integrals == "exact" and getattr(mf, "with_df", None) is not None else integrals
         self.auxbasis, self.cholesky_tol = auxbasis, cholesky_tol
         self._check_integrals()
-        self.frozen, self.memory = frozen, memory
+        self._frozen, self.memory = frozen, memory
         self.scratch = None if scratch is None else parse_scratch(scratch)
         self.verbose = getattr(mf, "verbose", 0) if verbose is None else verbose
         self.progress = progress
         self.stdout = getattr(self.mol, "stdout", None)
-        self.tile = _parse_tile(tile)
+        self._tile = _parse_tile(tile)
         self.reference: Reference
         self.spaces: OrbitalSpaces
-        self.reference, self.spaces = self._given_reference.tiled(self.tile)
+        self.reference, self.spaces = self._given_reference.tiled(self._tile)
         self.e_corr: float | None = None
         self._plan: Any = None
         self._made_vectors: Vectors | None = None
@@ -114,6 +115,16 @@ class Method:
                 f"integrals={self.integrals!r} was given with a reference that has no molecule. Expected 'exact': its "
                 "integrals are those of the file. Leave it away."
             )
+
+    @property
+    def frozen(self) -> Frozen:
+        """Orbitals that are not correlated, as they were given."""
+        return self._frozen
+
+    @property
+    def tile(self) -> int:
+        """About how many orbitals a tile holds."""
+        return self._tile
 
     @property
     def nocc(self) -> int:
@@ -148,7 +159,7 @@ class Method:
     def set(self: Self, **settings: Any) -> Self:
         """Set attributes, as PySCF's objects do."""
         for name, value in settings.items():
-            if name.startswith("_") or not hasattr(self, name) or callable(getattr(type(self), name, None)):
+            if name not in self.settings:
                 raise InputError(
                     f"{type(self).__name__} has no setting {name!r}. Expected one such as max_cycle or conv_tol. "
                     "Correct the name."
@@ -185,7 +196,7 @@ class Method:
         reference = self._given_reference.of_first(engine)
         if checkpoint is not None:
             reference = keep_orbitals(reference, orbital_path(checkpoint), engine)
-        self.reference, self.spaces = reference.tiled(self.tile)
+        self.reference, self.spaces = reference.tiled(self._tile)
         self._plan = self._over_orbitals = None
 
     def _levels(self, modes: int) -> list[Floats]:
@@ -195,8 +206,8 @@ class Method:
         return pair * (modes // 2)
 
     def _dense(self, array: Floats, pattern: Pattern) -> BlockTensor:
-        """A tensor that has all blocks of a pattern, from an array."""
-        return from_dense(array, pattern.spaces) + zeros(pattern=pattern)
+        """A tensor that has just the blocks of a pattern, from an array."""
+        return from_dense(array * stored_elements(pattern), pattern.spaces) + zeros(pattern=pattern)
 
     @property
     def speaker(self) -> Speaker:

@@ -98,6 +98,7 @@ def plan_method(
             if search.resident_bytes(elsewhere) + footprint.peak_bytes + fixed > budget:
                 continue
             try:
+                search.check_build(elsewhere, budget - reserved_bytes(budget))
                 iteration = search.iteration(elsewhere, budget - footprint.held_bytes - fixed)
             except MemoryBudgetError:
                 continue
@@ -105,7 +106,7 @@ def plan_method(
     least = search.least_bytes(footprints[1]) + hamiltonian.vector_bytes
     least = min(least + RESERVE_BYTES, int(least / (1 - RESERVE)) + 1)
     raise MemoryBudgetError(
-        f"An iteration of {name} needs {least} bytes ({bytes_text(least)}) with all integrals on disk. The budget is "
+        f"An iteration of {name} needs {least} bytes ({bytes_text(least)}) with no integrals in memory. The budget is "
         f"{budget} bytes ({bytes_text(budget)}). Give memory={least} or more, or freeze orbitals.",
         budget,
         least,
@@ -179,11 +180,16 @@ class _Search:
             reproducible=self.reproducible,
         )
 
+    def check_build(self, elsewhere: Sequence[str], memory: int) -> None:
+        """Raise a `MemoryBudgetError` if the integrals cannot be made."""
+        self.hamiltonian.check_build(self.names, elsewhere, memory, engine=self.engine, reproducible=self.reproducible)
+
     def least_bytes(self, footprint: Footprint) -> int:
         """The smallest budget for tensors with which an iteration can be planned."""
         memory = self.resident_bytes(self.movable) + footprint.peak_bytes
         while True:
             try:
+                self.check_build(self.movable, memory)
                 self.iteration(self.movable, memory)
             except MemoryBudgetError as error:
                 memory = max(error.least_bytes, memory + 1)

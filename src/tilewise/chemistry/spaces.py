@@ -13,7 +13,7 @@ from tilewise.iteration import allowed_pattern
 from tilewise.patterns import Pattern
 from tilewise.spaces import Pairs, Space
 
-__all__ = ["OrbitalSpaces", "joined_space", "plain_space"]
+__all__ = ["OrbitalSpaces", "joined_space", "plain_space", "stored_elements"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -63,3 +63,12 @@ def joined_space(first: Space, second: Space) -> Space:
     if first.irrep is not None and second.irrep is not None:
         irrep = np.concatenate([first.irrep, second.irrep])
     return Space(np.concatenate([first.sizes, second.sizes]), "mo", irrep=irrep)
+
+
+def stored_elements(pattern: Pattern) -> npt.NDArray[np.bool_]:
+    """Which elements lie in blocks that are stored."""
+    mask = np.zeros(pattern.shape, np.bool_)
+    for index in pattern.index.tolist():
+        where = tuple(slice(s.offsets[t], s.offsets[t + 1]) for s, t in zip(pattern.spaces, index, strict=True))
+        mask[where] = True
+    return mask

@@ -93,7 +93,7 @@ def _request(plan: Plan, runner: Engine) -> Request:
 
 
 def fit_again(
-    steps: Sequence[Step], operands: Sequence[BlockTensor], dtype: Dtype, into_out: bool, runner: Engine
+    steps: Sequence[Step], operands: Sequence[Operand], dtype: Dtype, into_out: bool, runner: Engine
 ) -> tuple[Step, ...]:
     """Steps as an engine can run them on these tensors, within the budget that they have."""
     made = tuple(replace(step, plan=_anew(step.plan, dtype, runner)) for step in steps)

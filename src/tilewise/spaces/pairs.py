@@ -17,7 +17,7 @@ _Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """Normalised pairs |pq> = (pq + qp) / sqrt(2) for p > q and pp, or (pq - qp) / sqrt(2) for p > q.
+    """Normalised pairs of elements: (pq + qp) / sqrt(2) for p > q and pp, or (pq - qp) / sqrt(2) for p > q.
 
     A tile holds the pairs of two tiles P >= Q: all p, q of different tiles with q running fastest, and those with
     p >= q (p > q if antisymmetric) of one tile.  Its irrep is the product of theirs.

@@ -1,0 +1,191 @@
+"""Coupled cluster on ranks, under ``mpiexec``: energies of PySCF, the bits of one rank, budgets; see `test_cc_mpi`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyscf import cc
+
+import tilewise as tw
+from chemistry.cc_cases import (
+    TIGHT,
+    converge_pyscf,
+    least_memory,
+    mean_field_of,
+    reference_energy,
+    run_within,
+    tensor_bytes,
+)
+from engines.ranks import NODES, WORKERS
+from tilewise.chemistry import CCD, CCSD, DRCCD
+from tilewise.errors import InputError, MemoryBudgetError, NonFiniteError
+from tilewise.plans import sharing as module
+
+BITS = os.environ.get("TILEWISE_TEST_BITS")
+"""Folder where one rank leaves its orbitals and results for others to compare with."""
+
+KINDS = (CCSD, CCD, DRCCD)
+CASES = [
+    pytest.param("water", "sto-3g", True, CCSD),
+    *(
+        pytest.param(name, "6-31g", symmetry, kind, marks=pytest.mark.slow)
+        for name in ("water", "ethene")
+        for symmetry in (False, True)
+        for kind in KINDS
+    ),
+]
+irreps = pytest.mark.parametrize("symmetry", [False, True], ids=["no irreps", "irreps"])
+
+
+@pytest.fixture(autouse=True)
+def share_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks share tensors and products of any size."""
+    monkeypatch.setattr(module, "LEAST_FLOPS", 0)
+    monkeypatch.setattr(module, "LEAST_BYTES", 0)
+
+
+def turned(mf: Any, rank: int) -> Any:
+    """The orbitals of a rank: other signs on each, and on all but the first another order of those of one kind."""
+    other = mf.copy()
+    size, nocc = len(mf.mo_occ), int(np.count_nonzero(mf.mo_occ))
+    random = np.random.default_rng(rank)
+    order = np.arange(size)
+    if rank:
+        order = np.concatenate([random.permutation(nocc), nocc + random.permutation(size - nocc)])
+    signs = random.choice([-1.0, 1.0], size)
+    other.mo_coeff = (np.asarray(mf.mo_coeff) * signs)[:, order]
+    other.mo_energy, other.mo_occ = mf.mo_energy[order], mf.mo_occ[order]
+    return other
+
+
+@pytest.mark.parametrize("per_node", NODES)
+@pytest.mark.parametrize(("name", "basis", "symmetry", "kind"), CASES)
+def test_energies(name: str, basis: str, symmetry: bool, kind: Any, per_node: int | None) -> None:
+    mf = mean_field_of(name, basis, symmetry)
+    with tw.engine("mpi", workers=WORKERS, ranks_per_node=per_node) as engine:
+        method = kind(turned(mf, engine.rank), tile=4, **TIGHT).run()
+        assert method.converged
+        assert method.e_corr == engine.of_first(method.e_corr)
+        if engine.ranks > 1:
+            owner = method._amplitudes["t2"].arena.owner
+            assert owner is not None
+            assert set(owner.tolist()) == set(range(engine.ranks))
+    assert method.e_corr == pytest.approx(reference_energy(kind.__name__, mf), rel=0, abs=1e-8)
+
+
+@pytest.mark.slow
+@irreps
+def test_amplitudes_are_those_of_the_orbitals_of_the_first_rank(symmetry: bool) -> None:
+    mf = mean_field_of("water", "6-31g", symmetry)
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        method = CCSD(turned(mf, engine.rank), tile=4, **TIGHT).run()
+        found = method.to_pyscf()
+    expected = converge_pyscf(cc.CCSD(turned(mf, 0)))
+    np.testing.assert_allclose(found[0], expected.t1, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(found[1], expected.t2, rtol=0, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_frozen_core_and_a_start() -> None:
+    mf = mean_field_of("water", "6-31g")
+    expected = converge_pyscf(cc.CCSD(mf, frozen=[0, 12]))
+    with tw.engine("mpi", workers=WORKERS):
+        method = CCSD(mf, [0, 12], tile=4, **TIGHT)
+        energy, *_ = method.kernel(expected.t1, expected.t2)
+        again = CCSD(mf, [0, 12], tile=4, **TIGHT)
+        again.kernel(method.t1, method.t2)
+    assert energy == pytest.approx(expected.e_corr, rel=0, abs=1e-8)
+    assert method.cycles <= 3
+    assert again.cycles <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [CCSD, DRCCD])
+@pytest.mark.parametrize("name", ["water", "ethene"])
+@irreps
+def test_within_a_tight_budget(name: str, symmetry: bool, kind: Any) -> None:
+    mf = mean_field_of(name, "6-31g", symmetry)
+    with tw.engine("mpi", workers=WORKERS):
+        free, least = tensor_bytes(kind(mf, tile=4)), least_memory(kind, mf, tile=4)
+        method = run_within(kind, mf, None, (free + least) // 2, tile=4, **TIGHT)
+        assert method.plan().peak_bytes <= method.memory
+    assert method.e_corr == pytest.approx(reference_energy(kind.__name__, mf), rel=0, abs=1e-8)
+
+
+def test_more_ranks_need_less_memory_each() -> None:
+    mf = mean_field_of("ethene", "6-31g")
+    alone = tensor_bytes(CCSD(mf, tile=4))
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        shared = tensor_bytes(CCSD(mf, tile=4))
+    assert shared <= alone * (1.3 / engine.ranks + 0.1) or engine.ranks == 1
+
+
+@pytest.mark.parametrize("kind", [CCSD, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (CCD, DRCCD))])
+@pytest.mark.parametrize("symmetry", [pytest.param(False, marks=pytest.mark.slow), True], ids=["no irreps", "irreps"])
+def test_bits_are_those_of_one_rank(kind: Any, symmetry: bool) -> None:
+    """Orbitals are those of the run on one rank too: a mean field that is solved again has other bits."""
+    if BITS is None:
+        pytest.skip("nobody says where the results of one rank are")
+    path = Path(BITS) / f"{kind.__name__}-{symmetry}.npz"
+    mf = mean_field_of("water", "6-31g", symmetry).copy()
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        if engine.ranks > 1:
+            kept = np.load(path)
+            mf.mo_coeff, mf.mo_energy, mf.e_tot = kept["coefficients"], kept["energies"], float(kept["total"])
+        settings: dict[str, Any] = {"tile": 4, "reproducible": True, "max_cycle": 2}
+        results = [kind(mf, **settings).run()]
+        results.append(run_within(kind, mf, None, least_memory(kind, mf, **settings), **settings))
+        found = [(method.e_corr, *method.to_pyscf()) for method in results]
+        if engine.ranks == 1:
+            orbitals = {"coefficients": mf.mo_coeff, "energies": mf.mo_energy, "total": mf.e_tot}
+            np.savez(path, e_corr=found[0][0], t1=found[0][1], t2=found[0][2], **orbitals)
+            kept = np.load(path)
+    for energy, t1, t2 in found:
+        assert energy == float(kept["e_corr"])
+        assert t1.tobytes() == kept["t1"].tobytes()
+        assert t2.tobytes() == kept["t2"].tobytes()
+
+
+def test_ranks_with_other_mean_fields_are_told() -> None:
+    mf = mean_field_of("water", "sto-3g")
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        if engine.ranks == 1:
+            return
+        other = mf.copy()
+        other.e_tot = mf.e_tot + 0.1 * (engine.rank == 1)
+        reference = CCSD(other)._given_reference
+        if engine.rank == 1:
+            with pytest.raises(InputError, match="Expected the same on every rank"):
+                reference.of_first(engine)
+        else:
+            reference.of_first(engine)
+
+
+def test_ranks_refuse_together() -> None:
+    mf = mean_field_of("water", "6-31g")
+    with (
+        tw.engine("mpi", workers=WORKERS),
+        pytest.raises(MemoryBudgetError, match=r"An iteration of CCSD needs \d+ bytes"),
+    ):
+        CCSD(mf, memory=1000).run()
+
+
+def test_what_is_no_number_on_one_rank_is_told_by_all() -> None:
+    mf = mean_field_of("water", "6-31g")
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        method = CCSD(mf, tile=4)
+
+        def strike(facts: dict[str, Any]) -> None:
+            if facts["cycle"] == 2 and engine.rank == engine.ranks - 1:
+                method._tensors["ovvv"].arena.own[:5] = np.nan
+
+        method.callback = strike
+        with pytest.raises(NonFiniteError, match="has elements that are not finite after") as found:
+            method.run()
+        told = (found.value.tensor, found.value.block, found.value.term)
+        assert told == engine.of_first(told)
+    assert len(method.timings) == 2
