@@ -391,7 +391,7 @@ def test_ranks_fail_together() -> None:
     pytest.importorskip("mpi4py")
     done = ranks(2, "-c", FAILING)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["GeneratorError"] * 2
+    assert done.stdout.count("GeneratorError") == 2
 
 
 # Progress and interrupts
