@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,6 @@ __all__ = ["CoupledCluster", "Timing"]
 
 Floats = npt.NDArray[np.float64]
 Amplitudes = dict[str, BlockTensor]
-Self = TypeVar("Self", bound="CoupledCluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,13 @@ class CoupledCluster(Method):
         self._count: int | None = None
         self.set(**settings)
 
+    @abstractmethod
     def statements(self) -> tuple[Statement, ...]:
         """The terms of the residuals."""
-        raise NotImplementedError
 
+    @abstractmethod
     def energy_of(self, amplitudes: Mapping[str, BlockTensor]) -> float:
         """The correlation energy of amplitudes."""
-        raise NotImplementedError
 
     @property
     def t1(self) -> BlockTensor | None:

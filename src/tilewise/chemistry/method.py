@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -57,7 +58,7 @@ class Speaker:
             print(line, file=self.stdout)
 
 
-class Method:
+class Method(ABC):
     """What all methods do: take a mean field, say what goes on, give energies."""
 
     name: ClassVar[str] = ""
@@ -168,9 +169,9 @@ class Method:
         self._plan = None
         return self
 
+    @abstractmethod
     def kernel(self) -> Any:
         """Compute."""
-        raise NotImplementedError
 
     def run(self: Self, **settings: Any) -> Self:
         """Compute, and return this object; settings are set before."""
