@@ -1,0 +1,102 @@
+"""Plans of coupled cluster, the budgets that runs keep to, and their bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tilewise as tw
+from chemistry.cc_cases import (
+    least_memory,
+    mean_field_of,
+    run_within,
+    tensor_bytes,
+)
+from tilewise.chemistry import CCD, CCSD, DRCCD
+from tilewise.chemistry.hamiltonian import Hamiltonian
+from tilewise.errors import MemoryBudgetError
+
+
+@pytest.fixture(scope="module")
+def water() -> Any:
+    return mean_field_of("water", "6-31g")
+
+
+# Plans and budgets
+
+
+def test_a_plan_computes_nothing(water: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a plan needs no integrals")
+
+    monkeypatch.setattr(Hamiltonian, "build", refuse)
+    plan = CCSD(water, tile=3, memory="1GB").plan()
+    text = plan.explain()
+    assert text.startswith("CCSD: 5 occupied and 8 virtual orbitals")
+    for word in ("ladder", "rings", "singles", "vv_s", "ovvv", "budget", "DIIS", "The peak is at"):
+        assert word in text
+    assert plan.peak_bytes == CCSD(water, tile=3, memory="1GB").peak_bytes
+
+
+def test_the_plan_counts_a_quarter_for_the_ladder(water: Any) -> None:
+    flops = CCSD(water).plan().iteration.by_group()["ladder"][1]
+    counts = [(n * (n + 1) // 2, n * (n - 1) // 2) for n in (5, 8)]
+    assert flops == 2 * sum(left * right**2 for left, right in zip(*counts, strict=True))
+
+
+@pytest.fixture(scope="module")
+def nitrogen() -> Any:
+    return mean_field_of("nitrogen", "cc-pvdz")
+
+
+def test_integrals_that_do_not_fit_are_on_disk(nitrogen: Any) -> None:
+    """What DIIS remembers goes there first."""
+    free, least = tensor_bytes(CCSD(nitrogen, 2, tile=10)), least_memory(CCSD, nitrogen, 2, tile=10)
+    method = run_within(CCSD, nitrogen, 2, least + (free - least) // 5, tile=10, max_cycle=3)
+    plan = method.plan()
+    assert plan.elsewhere
+    assert plan.diis_on_disk
+    assert plan.peak_bytes <= method.memory < free
+    assert f"{', '.join(plan.elsewhere)} are read from disk" in plan.explain()
+    assert {name for name in plan.names if not method._tensors[name].in_memory} == set(plan.elsewhere)
+    assert method.e_corr == pytest.approx(CCSD(nitrogen, 2, max_cycle=3).run().e_corr, rel=0, abs=1e-10)
+
+
+def test_too_little_memory_is_refused_with_both_sizes(water: Any) -> None:
+    with pytest.raises(MemoryBudgetError, match=r"An iteration of CCSD needs \d+ bytes .* The budget is 1000") as found:
+        CCSD(water, memory=1000).run()
+    least = found.value.least_bytes
+    assert found.value.budget == 1000
+    assert f"Give memory={least} or more" in str(found.value)
+    assert CCSD(water, memory=least).plan().peak_bytes <= least
+    with pytest.raises(MemoryBudgetError):
+        CCSD(water, memory=least * 99 // 100).plan()
+
+
+@pytest.mark.parametrize("kind", [CCSD, CCD, DRCCD])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("name", "basis", "tile"), [("water", "6-31g", None), ("water", "6-31g", 4), ("nitrogen", "cc-pvdz", 10)]
+)
+def test_what_can_be_planned_can_be_run(kind: Any, name: str, basis: str, tile: int | None, share: float) -> None:
+    """A budget that is too small is refused by the plan, before anything is computed."""
+    mf = mean_field_of(name, basis)
+    least, free = least_memory(kind, mf, tile=tile), tensor_bytes(kind(mf, tile=tile))
+    memory = int(least + share * max(free - least, 0))
+    method = kind(mf, tile=tile, memory=memory, max_cycle=2)
+    assert method.plan().peak_bytes <= memory
+    assert method.run().e_corr == pytest.approx(kind(mf, max_cycle=2).run().e_corr, rel=0, abs=1e-10)
+
+
+# Bits
+
+
+def test_reproducible_bits(water: Any) -> None:
+    """Of any number of workers, with much memory and little."""
+    results = set()
+    for workers, memory in ((1, None), (2, None), (3, None), (2, least_memory(CCSD, water, tile=4, reproducible=True))):
+        with tw.engine("threads", workers=workers):
+            method = CCSD(water, tile=4, reproducible=True, memory=memory, max_cycle=4).run()
+            results.add((method.e_corr, *(array.tobytes() for array in method.to_pyscf())))
+    assert len(results) == 1
