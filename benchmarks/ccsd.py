@@ -137,6 +137,13 @@ class Method(Protocol):
         """Run so many iterations; seconds of each but the first."""
 
 
+class Correlation(Method, Protocol):
+    """A contender that computes energies."""
+
+    def triples(self, tolerance: float, cycles: int) -> dict[str, Any]:
+        """The (T) energy and its time."""
+
+
 class Ours:
     """CCSD of this package."""
 
@@ -186,7 +193,7 @@ class Gemm:
 
 
 GEMMS: Mapping[str, dense.MakeGemm] = {"openblas": dense.numpy_dgemm, "mkl": mkl.dgemm}
-METHODS: Mapping[str, Callable[[Any, int, int | None], Method]] = {"ours": Ours, "pyscf": PyscfCCSD}
+METHODS: Mapping[str, Callable[[Any, int, int | None], Correlation]] = {"ours": Ours, "pyscf": PyscfCCSD}
 
 
 def engine_of(name: str, threads: int) -> AbstractContextManager[Any]:
@@ -204,7 +211,9 @@ def made(args: argparse.Namespace) -> Method:
         return Gemm(GEMMS[args.worker], args.threads)
     problem, make = PROBLEMS[args.problem], METHODS[args.worker]
     small = replace(PROBLEMS[TRIAL], symmetry=problem.symmetry)
-    make(small.mean_field(), small.frozen, None).iterate(WARM_UP_CYCLES)
+    trial = make(small.mean_field(), small.frozen, None)
+    trial.iterate(WARM_UP_CYCLES)
+    trial.triples(TOLERANCE, MOST_CYCLES)
     return make(problem.mean_field(), problem.frozen, args.memory)
 
 

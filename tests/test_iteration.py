@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewise as tw
-from engines.test_folding import coulomb_like, exchanged_tensor, folded_dense, pair_basis
+from engines.test_folding import coulomb_like, exchanged_tensor, pair_basis
 from references import assert_sound, dense, stored_bytes
 from tilewise.chemistry.amplitudes import CCSD_EQUATIONS, DRCCD_EQUATIONS
 from tilewise.engines.base import current_engine
@@ -45,11 +45,16 @@ LABELLED = make_letters(Space([2, 1], irrep=[0, 1]), Space([3, 1, 2], irrep=[1, 
 ONE_PAIR = make_letters(Space([1]), Space([1, 1]))
 
 
-def folding_of(letters: Letters, two: str) -> Folding:
-    rows, cols = letters[two[0]], letters[two[1]]
+OCCUPIED = frozenset("ijklxyXY")
+
+
+def pair_bases(letters: Letters, two: str, modes: str) -> tuple[Array, Array, str]:
+    """The pairs of the modes 0 and 2 and those of the modes 1 and 3, and how a matrix has them."""
+    turned = (two[0] in OCCUPIED) != (modes[0] in OCCUPIED)
+    rows, cols = (letters[letter] for letter in (two[::-1] if turned else two))
     assert isinstance(rows, Pairs)
     assert isinstance(cols, Pairs)
-    return Folding(rows, cols)
+    return pair_basis(rows), pair_basis(cols), "yx" if turned else "xy"
 
 
 def interpret(statements: Sequence[Statement], letters: Letters, given: Mapping[str, Array]) -> dict[str, Array]:
@@ -58,13 +63,13 @@ def interpret(statements: Sequence[Statement], letters: Letters, given: Mapping[
     for each in statements:
         arrays = [known[operand.name] for operand in each.operands]
         if each.kind == "fold":
-            value = folded_dense(arrays[0], folding_of(letters, each.target.letters))
+            rows, cols, order = pair_bases(letters, each.target.letters, each.operands[0].letters)
+            value = np.einsum(f"xpr,pqrs,yqs->{order}", rows, arrays[0], cols)
         elif each.kind == "unfold":
             value = np.zeros(1)
             for operand, array in zip(each.operands, arrays, strict=True):
-                folding = folding_of(letters, operand.letters)
-                bases = pair_basis(folding.rows), array, pair_basis(folding.cols)
-                value = value + np.einsum("xpr,xy,yqs->pqrs", *bases)
+                rows, cols, order = pair_bases(letters, operand.letters, each.target.letters)
+                value = value + np.einsum(f"xpr,{order},yqs->pqrs", rows, array, cols)
         else:
             value = np.einsum(each.expression, *arrays)
         known[each.target.name] = each.factor * value + (known[each.target.name] if each.adds else 0)
@@ -157,8 +162,10 @@ def ccsd_tensors(letters: Letters, seed: int) -> Tensors:
     made = random_tensors(letters, plain, seed)
     made |= {"t2": exchanged_tensor(occ, vir, seed + 50), "V": exchanged_tensor(occ, vir, seed + 51)}
     integrals = tw.from_dense(coulomb_like(vir, seed + 52), (vir,) * 4)
-    for name, two in (("vv_s", "pq"), ("vv_a", "PQ")):
-        made[name] = fold(integrals, folding_of(letters, two), Symmetry(((0, 1), 1)))
+    for name, letter in (("vv_s", "p"), ("vv_a", "P")):
+        pairs = letters[letter]
+        assert isinstance(pairs, Pairs)
+        made[name] = fold(integrals, Folding(pairs, pairs), Symmetry(((0, 1), 1)))
     return made
 
 

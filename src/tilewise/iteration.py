@@ -184,13 +184,13 @@ class Iteration:
         return execute(step.plan, *operands, out=target, alpha=statement.factor, beta=1, engine=self.engine)
 
     def _fold(self, statement: Statement, operand: BlockTensor, alive: Mapping[str, BlockTensor]) -> BlockTensor:
-        made = fold(operand, self.folding_of(statement.target.letters))
+        made = fold(operand, self.folding_of(statement.target.letters, statement.operands[0].letters))
         made = made if statement.factor == 1 else made * statement.factor
         return alive[statement.target.name] + made if statement.adds else made
 
     def _unfold(self, statement: Statement, operands: Sequence[BlockTensor], target: BlockTensor | None) -> BlockTensor:
         out = self._zeros(statement) if target is None else target
-        pairs = tuple(self.folding_of(each.letters) for each in statement.operands)
+        pairs = tuple(self.folding_of(each.letters, statement.target.letters) for each in statement.operands)
         unfold(operands[0], operands[1], (pairs[0], pairs[1]), out)
         return out
 
@@ -200,12 +200,13 @@ class Iteration:
         arena.agree(lambda: arena.own.fill(0.0))
         return BlockTensor(pattern, arena, self.engine)
 
-    def folding_of(self, letters: str) -> Folding:
-        """The pairs of the rows and columns of a matrix."""
-        rows, cols = (self.letters[letter] for letter in letters)
-        assert isinstance(rows, Pairs)
-        assert isinstance(cols, Pairs)
-        return Folding(rows, cols)
+    def folding_of(self, letters: str, modes: str) -> Folding:
+        """The pairs of a matrix, and which of its two modes has those of the modes 0 and 2 of a tensor."""
+        first, second = (self.letters[letter] for letter in letters)
+        assert isinstance(first, Pairs)
+        assert isinstance(second, Pairs)
+        turned = first.base is not self.letters[modes[0]]
+        return Folding(second, first, turned) if turned else Folding(first, second)
 
     def pattern_of(self, statement: Statement) -> Pattern:
         """The blocks of a target: all that the irreps allow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from chemistry.cc_cases import (
     tensor_bytes,
 )
 from tilewise.chemistry import CCD, CCSD, DRCCD
+from tilewise.chemistry.four_index import Transform
 from tilewise.chemistry.hamiltonian import Hamiltonian
+from tilewise.chemistry.method_plan import reserved_bytes
 from tilewise.errors import MemoryBudgetError
 
 
@@ -34,7 +37,7 @@ def test_a_plan_computes_nothing(water: Any, monkeypatch: pytest.MonkeyPatch) ->
     plan = CCSD(water, tile=3, memory="1GB").plan()
     text = plan.explain()
     assert text.startswith("CCSD: 5 occupied and 8 virtual orbitals")
-    for word in ("ladder", "rings", "singles", "vv_s", "ovvv", "budget", "DIIS", "The peak is at"):
+    for word in ("ladder", "rings", "singles", "vv_s", "ovvv", "budget", "DIIS", "The peak of an iteration is at"):
         assert word in text
     assert plan.peak_bytes == CCSD(water, tile=3, memory="1GB").peak_bytes
 
@@ -87,6 +90,31 @@ def test_what_can_be_planned_can_be_run(kind: Any, name: str, basis: str, tile: 
     method = kind(mf, tile=tile, memory=memory, max_cycle=2)
     assert method.plan().peak_bytes <= memory
     assert method.run().e_corr == pytest.approx(kind(mf, max_cycle=2).run().e_corr, rel=0, abs=1e-10)
+
+
+def test_integrals_are_gone_before_the_next_are_made(nitrogen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget has no room for those of two transforms."""
+    made: list[weakref.ref[Any]] = []
+    kernel = Transform.kernel
+
+    def run(self: Transform) -> Any:
+        assert all(each() is None for each in made)
+        tensor = kernel(self)
+        made.append(weakref.ref(tensor.arena.data))
+        return tensor
+
+    monkeypatch.setattr(Transform, "kernel", run)
+    CCSD(nitrogen, 2, max_cycle=1).run()
+    assert len(made) == 2
+
+
+def test_the_peak_covers_making_the_integrals(nitrogen: Any) -> None:
+    plan = CCSD(nitrogen, 2, memory="1GB").plan()
+    iteration = plan.iteration.peak_bytes + plan.diis.held_bytes
+    assert plan.peak_bytes == max(iteration, plan.build_bytes) + reserved_bytes(plan.budget)
+    kept = sum(plan.hamiltonian.pattern(name).nbytes() for name in plan.names if name not in plan.elsewhere)
+    assert plan.build_bytes > kept
+    assert "of making the integrals" in plan.explain()
 
 
 # Bits

@@ -55,6 +55,12 @@ CASES = [
         "gemm",
         id="large blocks",
     ),
+    pytest.param(
+        "ij,jk->ki",
+        [(tw.Space([24, 17]), tw.Space([300, 270])), (tw.Space([300, 270]), tw.Space([250, 130]))],
+        "inplace",
+        id="in place",
+    ),
 ]
 
 WORK = [
@@ -66,6 +72,13 @@ WORK = [
         1.0,
         "packed",
         id="few cells",
+    ),
+    pytest.param(
+        "ij,jk->ik",
+        [(tw.Space([24, 17]), tw.Space([300] * 2)), (tw.Space([300] * 2), tw.Space([250] * 3))],
+        1.0,
+        "inplace",
+        id="in place",
     ),
     pytest.param("ij,jk->ik", [(tw.Space([400] * 2),) * 2] * 2, 1.0, "gemm", id="gemm"),
     pytest.param("ij,jk->ik", [(tw.Space([2] * 9), LARGE), (LARGE, tw.Space([700] * 3))], 0.8, "loops", id="loops"),
@@ -98,6 +111,11 @@ def numpy_einsum(text: str, operands: Sequence[tw.BlockTensor]) -> tuple[Any, fl
     return np.asarray(np.einsum(text, *arrays, optimize=True)), scale
 
 
+def kernel_for(kernel: str, dtype: str) -> str:
+    """The loop for an element type: complex elements are never read in place."""
+    return "packed" if kernel == "inplace" and dtype.startswith("complex") else kernel
+
+
 class EngineConformance:
     """Tests that hold for every engine."""
 
@@ -122,7 +140,7 @@ class EngineConformance:
         operands = operands_of(engine, spaces, dtype)
         before = [stored_bytes(operand) for operand in operands]
         plan = plan_of(text, operands, engine)
-        assert plan.kernel == self.expected_kernel(kernel)
+        assert plan.kernel == self.expected_kernel(kernel_for(kernel, dtype))
         result = engine.run(plan, operands)
         assert_close(result, *numpy_einsum(text, operands))
         assert result.engine is engine
@@ -161,7 +179,7 @@ class EngineConformance:
     ) -> None:
         operands = operands_of(engine, spaces, dtype, density)
         plan = plan_of(text, operands, engine)
-        assert plan.kernel == self.expected_kernel(kernel)
+        assert plan.kernel == self.expected_kernel(kernel_for(kernel, dtype))
         first, second = (stored_bytes(engine.run(plan, operands)) for _ in range(2))
         assert first == second
 

@@ -48,6 +48,10 @@ def engine_with(library: str, **options: Any) -> DeviceEngine:
     return DeviceEngine(library=library, **options)
 
 
+PRODUCTS = ("packed", "inplace", "gemm")
+"""What devices do instead."""
+
+
 class TestDevice(EngineConformance):
     @pytest.fixture(
         params=[(library, schedule) for library in LIBRARIES for schedule in SCHEDULES],
@@ -58,10 +62,10 @@ class TestDevice(EngineConformance):
         return engine_with(library, capacity="1GB", devices=2, schedule=schedule)
 
     def expected_kernel(self, kernel: str) -> str:
-        return "device" if kernel in ("packed", "gemm") else kernel
+        return "device" if kernel in PRODUCTS else kernel
 
 
-ON_DEVICES = [case for case in WORK if case.values[3] in ("packed", "gemm")]
+ON_DEVICES = [case for case in WORK if case.values[3] in PRODUCTS]
 
 # Devices, queues, capacity (None: the least that does), schedule.
 SETUPS = (

@@ -94,13 +94,27 @@ def test_folding_is_a_change_of_basis(x: tw.BlockTensor, sign: int) -> None:
 
 
 @given(exchanged_tensors())
+def test_a_turned_matrix_is_the_transpose(x: tw.BlockTensor) -> None:
+    plain = both_foldings(*x.spaces[:2])
+    turned = tuple(Folding(each.rows, each.cols, turned=True) for each in plain)
+    found = [fold(x, each) for each in turned]
+    for folding, matrix in zip(plain, found, strict=True):
+        assert_sound(matrix)
+        np.testing.assert_array_equal(dense(matrix), dense(fold(x, folding)).T)
+    back = tw.zeros(pattern=x.pattern)
+    unfold(found[0], found[1], (turned[0], turned[1]), back)
+    np.testing.assert_allclose(dense(back), dense(x), rtol=0, atol=1e-12)
+
+
+@given(exchanged_tensors())
 def test_blocks_that_are_zero_are_not_stored(x: tw.BlockTensor) -> None:
     """A block of a matrix is stored just if one of those it is made of is."""
     for folding in both_foldings(x.spaces[0], x.spaces[1]):
         pattern = folded_pattern(x.pattern, folding)
         found = {tuple(index) for index in pattern.index.tolist()}
         for index in product(range(folding.rows.space.ntiles), range(folding.cols.space.ntiles)):
-            stored = any(x.pattern.row(block) >= 0 for block in folding.sources(index))
+            sources = [block for parts in folding.parts(index) for block in folding.sources(parts)]
+            stored = any(x.pattern.row(block) >= 0 for block in sources)
             assert (index in found) == stored
 
 

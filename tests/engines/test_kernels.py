@@ -208,6 +208,58 @@ def test_large_permuted_or_symmetric_blocks_are_packed() -> None:
     run("ik,kj->ij", [symmetric, symmetric], "packed")
 
 
+# ---- in place ----
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("text", FORMS)
+def test_rows_in_place_take_every_transpose(text: str, dtype: str) -> None:
+    """Of either operand, and of the result; all shapes of register tiles along the way."""
+    home = {"i": tw.Space([16, 17, 25, 33]), "j": tw.Space([435, 401, 121]), "k": tw.Space([260, 513, 384])}
+    left, right = text.split("->")[0].split(",")
+    operands = [tw.random([home[c] for c in term], 0.9, n, dtype) for n, term in enumerate((left, right))]
+    run(text, operands, "inplace")
+    exchanged = f"{right},{left}->{text.split('->')[1]}"
+    run(exchanged, operands[::-1], "inplace")
+
+
+@pytest.mark.parametrize("text", ["xq,pq->xp", "xq,pq->px", "pq,qx->px"])
+def test_a_symmetric_matrix_is_read_in_place(text: str) -> None:
+    """Half of its blocks are transposes of those that are stored."""
+    x, p = tw.Space([36, 21]), tw.Space([435, 400, 301])
+    home = {"x": x, "p": p, "q": p}
+    matrix = tw.random((p, p), symmetry=tw.Symmetry(((0, 1), 1)))
+    operands = [matrix if term == "pq" else tw.random([home[c] for c in term], seed=1) for term in text[:5].split(",")]
+    result = run(text, operands, "inplace")
+    with tw.engine("threads", workers=1):
+        assert np.array_equal(tw.einsum(text, *operands).to_dense(), result.to_dense())
+    out = result.copy()
+    tw.einsum(text, *operands, out=out, alpha=-0.5, beta=2.0)
+    np.testing.assert_allclose(out.to_dense(), 1.5 * result.to_dense(), rtol=0, atol=1e-10)
+
+
+def test_rows_in_place_of_composite_modes() -> None:
+    a, b, k, x = tw.Space([12, 11]), tw.Space([13]), tw.Space([300, 280]), tw.Space([18])
+    run("abk,kx->abx", [tw.random((a, b, k)), tw.random((k, x), seed=1)], "inplace")
+    run("kab,kx->xab", [tw.random((k, a, b)), tw.random((k, x), seed=1)], "inplace")
+
+
+def test_what_is_not_read_in_place() -> None:
+    """Antisymmetric and permuted tensors, complex elements, batches, short sums, few columns."""
+    x, p, q = tw.Space([20]), tw.Space([400, 300]), tw.Space([260, 300])
+    turned = tw.random((p, p), symmetry=tw.Symmetry(((0, 1), -1)))
+    run("xq,pq->xp", [tw.random((x, p)), turned], "packed")
+    a, b = tw.Space([20]), tw.Space([15])
+    run("akb,kx->abx", [tw.random((a, q, b)), tw.random((q, x), seed=1)], "packed")
+    run("pq,qx->px", [tw.random((p, q), dtype="complex128"), tw.random((q, x), seed=1, dtype="complex128")], "packed")
+    y = tw.Space([2])
+    run("ypq,yqx->ypx", [tw.random((y, p, q)), tw.random((y, q, x), seed=1)], "packed")
+    short = tw.Space([250] * 3)
+    run("pq,qx->px", [tw.random((p, short)), tw.random((short, x), seed=1)], "packed")
+    few = tw.Space([15])
+    run("pq,qx->px", [tw.random((p, q)), tw.random((q, few), seed=1)], "packed")
+
+
 # ---- loops ----
 
 

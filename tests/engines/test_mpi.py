@@ -41,7 +41,7 @@ def test_the_suite_of_engines_passes(count: int, settings: str, monkeypatch: pyt
     pytest_passes(count, str(SUITE))
 
 
-@pytest.mark.parametrize(("count", "nodes"), [(2, "all"), (3, "1"), (4, "2")])
+@pytest.mark.parametrize(("count", "nodes"), [(2, "all"), (3, "1"), pytest.param(4, "2", marks=pytest.mark.slow)])
 def test_ranks_share_as_planned(count: int, nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWISE_TEST_NODES", nodes)
     monkeypatch.setenv("TILEWISE_TEST_QUICK", "1")

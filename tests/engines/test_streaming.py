@@ -93,12 +93,13 @@ def test_any_einsum_keeps_its_budget(case: EinsumCase, share: float) -> None:
         assert_close(result.loaded(), case.expected, case.scale)
 
 
-@pytest.mark.parametrize("kernel", ["packed", "gemm", "loops"])
+@pytest.mark.parametrize("kernel", ["packed", "inplace", "gemm", "loops"])
 def test_every_kernel_has_the_same_bits_in_phases(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspector, "GEMM_CELLS", 0)
-    edge = {"packed": 40, "gemm": 400, "loops": 2}[kernel]
-    m, k = tw.Space([edge] * 3), tw.Space([400] * 4 if kernel == "gemm" else [30] * 40)
-    left, right = tw.random((m, k), 0.8), tw.random((k, m), 0.8, seed=1)
+    edge = {"packed": 40, "inplace": 24, "gemm": 400, "loops": 2}[kernel]
+    m, k = tw.Space([edge] * 3), tw.Space([400] * 4 if kernel in ("gemm", "inplace") else [30] * 40)
+    n = tw.Space([150] * 5) if kernel == "inplace" else m
+    left, right = tw.random((m, k), 0.8), tw.random((k, n), 0.8, seed=1)
     whole = tw.plan("ik,kj->ij", left, right)
     assert isinstance(whole, Plan)
     assert whole.kernel == kernel

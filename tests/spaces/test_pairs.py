@@ -26,6 +26,7 @@ def test_every_pair_of_elements_is_in_the_tile_of_its_tiles(base: Space, sign: i
     listed = list(map(tuple, pairs.tiles.tolist()))
     assert sorted(listed) == sorted(set(found))
     assert pairs.space.sizes.tolist() == [found.count(tiles) for tiles in listed]
+    assert pairs.tile_of(np.arange(len(listed))).tolist() == list(range(len(listed)))
 
 
 @given(spaces(max_tiles=5, labels=True), SIGNS)
@@ -34,7 +35,32 @@ def test_irreps_are_products(base: Space, sign: int) -> None:
     assert base.irrep is not None
     assert pairs.space.irrep is not None
     first, second = pairs.tiles.T
-    np.testing.assert_array_equal(pairs.space.irrep, base.irrep[first] ^ base.irrep[second])
+    tile = pairs.tile_of(np.arange(len(pairs.tiles)))
+    np.testing.assert_array_equal(pairs.space.irrep[tile], base.irrep[first] ^ base.irrep[second])
+
+
+@given(spaces(max_tiles=5, labels=True), SIGNS)
+def test_parts_of_one_irrep_follow_each_other_in_a_tile(base: Space, sign: int) -> None:
+    pairs = Pairs.of(base, sign)
+    assert pairs.space.irrep is not None
+    assert len(set(pairs.space.irrep.tolist())) == pairs.space.ntiles
+    for tile in range(pairs.space.ntiles):
+        ends = [int(pairs.begin[part]) for part in pairs.parts(tile)] + [int(pairs.space.sizes[tile])]
+        lengths = []
+        for part in pairs.parts(tile):
+            first, second = pairs.tiles[part].tolist()
+            size, other = int(base.sizes[first]), int(base.sizes[second])
+            lengths.append(size * (size + sign) // 2 if first == second else size * other)
+        assert np.diff(ends).tolist() == lengths
+        assert ends[0] == 0
+
+
+def test_a_tile_of_pairs_does_not_grow_without_limit() -> None:
+    base = Space([30, 20, 20, 31], irrep=[0, 0, 0, 0])
+    pairs = Pairs.of(base, 1)
+    assert pairs.space.sizes.sum() == 101 * 102 // 2
+    assert pairs.space.sizes.max() <= 1024
+    assert pairs.space.ntiles < len(pairs.tiles)
 
 
 @given(spaces(max_tiles=6, min_tiles=1), SIGNS)
@@ -47,18 +73,19 @@ def test_number_finds_the_tile_in_either_order(base: Space, sign: int) -> None:
         if sign < 0 and first == second and base.sizes[first] == 1:
             assert number == -1
         else:
-            assert pairs.tiles[number].tolist() == [second, first]
+            assert [second, first] in pairs.tiles[pairs.ptr[number] : pairs.ptr[number + 1]].tolist()
+            assert pairs.tiles[pairs.part(np.array(first), np.array(second))].tolist() == [second, first]
     assert int(pairs.number(np.array(0), np.array(base.ntiles - 1))) == numbers[0, -1]
 
 
 def test_tiles_of_one_element_have_no_antisymmetric_pair_of_their_own() -> None:
     base = Space([1, 1, 2], irrep=[3, 1, 0], name="occ")
     even, odd = Pairs.of(base, 1), Pairs.of(base, -1)
-    assert even.space.sizes.tolist() == [1, 1, 1, 2, 2, 3]
-    assert odd.space.sizes.tolist() == [1, 2, 2, 1]
-    assert odd.tiles.tolist() == [[1, 0], [2, 0], [2, 1], [2, 2]]
+    assert even.space.sizes.tolist() == [5, 2, 1, 2]
+    assert odd.space.sizes.tolist() == [1, 2, 1, 2]
+    assert odd.tiles.tolist() == [[2, 2], [2, 1], [1, 0], [2, 0]]
     assert odd.space.irrep is not None
-    assert odd.space.irrep.tolist() == [2, 3, 1, 0]
+    assert odd.space.irrep.tolist() == [0, 1, 2, 3]
     assert (even.space.name, odd.space.name) == ("symmetric occ pairs", "antisymmetric occ pairs")
 
 

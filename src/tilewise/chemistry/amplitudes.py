@@ -2,7 +2,8 @@
 
 Letters: i j k l occupied orbitals, a b c d virtual ones, x y (X Y) symmetric (antisymmetric) pairs of occupied ones,
 p q (P Q) such pairs of virtual ones.  Amplitudes and integrals are stored with the orbitals of one electron side by
-side, t2[iajb], so that ring terms are plain matrix products.
+side, t2[iajb], so that ring terms are plain matrix products; matrices over pairs have those of virtual orbitals first,
+so that the ladder writes its results where they belong.
 
 The equations are those of T1-dressed integrals (Koch, Christiansen, Kobayashi, Jorgensen, Helgaker, Chem. Phys. Lett.
 228, 233 (1994)), with what is quadratic in t1 taken together with t2 as tau: V[iajb] = (ia|jb), Vp its exchange, L =
@@ -44,24 +45,24 @@ r1[ia] = f_ov[ia] + 2 V[iakc] t1[kc] - J[iakc] t1[kc]                         @s
 
 # pairs: the particle-particle and the hole-hole ladder
 tau[iajb] = t2[iajb] + t1[ia] t1[jb]                                          @pairs
-K[ijal] = tau[icjd] ovvv[aldc]                                                @pairs
-tau_s[xp] = fold tau[iajb]                                                    @folding
-tau_a[XP] = fold tau[iajb]                                                    @folding
+K[alij] = tau[icjd] ovvv[aldc]                                                @pairs
+tau_s[px] = fold tau[iajb]                                                    @folding
+tau_a[PX] = fold tau[iajb]                                                    @folding
 Qs[kilj] = Q[kilj] + Q[ljki]                                                  @dressing
 W_s[yx] = fold Qs[kilj]                                                       @folding
-W_s[yx] += oooo_s[yx] + ov_s[yp] tau_s[xp]                                    @pairs
+W_s[yx] += oooo_s[yx] + ov_s[yp] tau_s[px]                                    @pairs
 W_a[YX] = fold Qs[kilj]                                                       @folding
-W_a[YX] += oooo_a[YX] + ov_a[YP] tau_a[XP]                                    @pairs
-R_s[xp] = W_s[yx] tau_s[yp]                                                   @pairs
-R_s[xp] += tau_s[xq] vv_s[pq]                                                 @ladder
-R_a[XP] = W_a[YX] tau_a[YP]                                                   @pairs
-R_a[XP] += tau_a[XQ] vv_a[PQ]                                                 @ladder
+W_a[YX] += oooo_a[YX] + ov_a[YP] tau_a[PX]                                    @pairs
+R_s[px] = W_s[yx] tau_s[py]                                                   @pairs
+R_s[px] += vv_s[pq] tau_s[qx]                                                 @ladder
+R_a[PX] = W_a[YX] tau_a[PY]                                                   @pairs
+R_a[PX] += vv_a[PQ] tau_a[QX]                                                 @ladder
 
 # A is added to its transpose in the end
 N[iakc] = X[iakc] + J[iakc] - t1[la] E[kilc]                                  @dressing
 M[iakc] = 2 V[iakc] + 2 Y[iakc] - 2 t1[la] E[likc] - N[iakc]                  @dressing
-K[ijal] += E[ljia] + t1[ic] J[jalc]                                           @dressing
-A[iajb] = Y[iajb] - t1[lb] K[ijal]                                            @dressing
+K[alij] += E[ljia] + t1[ic] J[jalc]                                           @dressing
+A[iajb] = Y[iajb] - t1[lb] K[alij]                                            @dressing
 
 # rings
 Tp[iajb] = t2[ibja]                                                           @rings
@@ -84,7 +85,7 @@ F_oo[ki] += t1[ic] g_ov[kc]                                                   @s
 # doubles
 A[iajb] += t2[iajc] F_vv[bc] - t2[iakb] F_oo[kj]                              @fock
 r2[iajb] = A[jbia] + A[iajb] + V[iajb]                                        @fock
-r2[iajb] += unfold R_s[xp] R_a[XP]                                            @folding
+r2[iajb] += unfold R_s[px] R_a[PX]                                            @folding
 """
 
 DIRECT_LADDER: Final = """
@@ -92,11 +93,11 @@ DIRECT_LADDER: Final = """
 tau2[iajb] = t2[iajb] + t1[ia] t1[jb]                                         @functions
 half[isjb] = c_v[sa] tau2[iajb]                                               @functions
 tau_f[isjt] = c_v[tb] half[isjb]                                              @functions
-tau_fs[xm] = fold tau_f[isjt]                                                 @folding
-tau_fa[XM] = fold tau_f[isjt]                                                 @folding
-R_fs[xm] = tau_fs[xn] ff_s[mn]                                                @ladder
-R_fa[XM] = tau_fa[XN] ff_a[MN]                                                @ladder
-r_f[isjt] = unfold R_fs[xm] R_fa[XM]                                          @folding
+tau_fs[mx] = fold tau_f[isjt]                                                 @folding
+tau_fa[MX] = fold tau_f[isjt]                                                 @folding
+R_fs[mx] = ff_s[mn] tau_fs[nx]                                                @ladder
+R_fa[MX] = ff_a[MN] tau_fa[NX]                                                @ladder
+r_f[isjt] = unfold R_fs[mx] R_fa[MX]                                          @folding
 back[isjb] = c_v[tb] r_f[isjt]                                                @functions
 r2[iajb] += c_v[sa] back[isjb]                                                @functions
 """

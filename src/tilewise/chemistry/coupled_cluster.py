@@ -29,6 +29,7 @@ from tilewise.errors import InputError
 from tilewise.expressions.equations import Statement
 from tilewise.factories import zeros
 from tilewise.tensors import BlockTensor, Engine
+from tilewise.tensors.memory import trim_heap
 
 __all__ = ["CoupledCluster", "Timing"]
 
@@ -251,6 +252,7 @@ class CoupledCluster(Method):
     def _update(self, amplitudes: Amplitudes, check: Callable[[], None]) -> Amplitudes:
         """One quasi-Newton step."""
         begin = time.perf_counter()
+        trim_heap()  # the step before has left pieces of tens of MB
         iteration = self.plan().iteration
         residuals = iteration.run({**self._tensors, **amplitudes}, between=check, check=check_finite)
         new = {}

@@ -289,6 +289,7 @@ class Calculation:
         return {
             "budget_bytes": plan.budget,
             "peak_bytes": plan.peak_bytes,
+            "build_bytes": plan.build_bytes,
             "held_bytes": self.held,
             "reserved_bytes": reserved_bytes(plan.budget),
             "diis_on_disk": plan.diis_on_disk,

@@ -136,10 +136,11 @@ class Hamiltonian:
         *,
         engine: Engine,
         reproducible: bool = False,
-    ) -> None:
-        """Raise a `MemoryBudgetError` if the tensors could not be made within a budget; nothing is made."""
-        if not self.vectors:
-            _Builder(self, set(elsewhere), memory, None, None, engine, None, reproducible).check(names)
+    ) -> int:
+        """Most bytes that making the tensors takes, or a `MemoryBudgetError` if that is too much; nothing is made."""
+        if self.vectors:
+            return 0
+        return _Builder(self, set(elsewhere), memory, None, None, engine, None, reproducible).check(names)
 
     def build(
         self,
@@ -204,11 +205,16 @@ class _Builder:
         self.made: dict[str, BlockTensor] = {}
         self.done: list[str] = []
 
-    def check(self, names: Collection[str]) -> None:
-        """Plan the transforms of all of them."""
+    def check(self, names: Collection[str]) -> int:
+        """Plan the transforms of all of them; most bytes that are held."""
+        most = 0
         for which, wanted in _stages(names):
-            self._job(which, wanted).plan()
+            before = self._held_bytes()
+            plan = self._job(which, wanted).plan()
             self.done += wanted
+            after = self._held_bytes() + bytes_on_rank(plan.problem.result, self.engine)
+            most = max(most, before + plan.peak_bytes, after)
+        return most
 
     def build(self, names: Collection[str]) -> dict[str, BlockTensor]:
         """All of them, the largest first."""
@@ -218,13 +224,17 @@ class _Builder:
         if "c_v" in names:
             self._build_direct()
         for which, wanted in _stages(names):
-            source = self._job(which, wanted).kernel() if self.source is None else self.source.tensor(which)
-            if which == "vvvv":
-                self._build_virtual(source, wanted)
-            else:
-                self._build_mixed(source, wanted, 0 if which == "ovov" else self.hamiltonian.spaces.occ.ntiles)
-            self.done += wanted
+            self._build_stage(which, wanted)
         return {name: self.made[name] for name in names}
+
+    def _build_stage(self, which: str, wanted: Sequence[str]) -> None:
+        """Tensors that are made of one transform; its integrals are gone before the next one begins."""
+        source = self._job(which, wanted).kernel() if self.source is None else self.source.tensor(which)
+        if which == "vvvv":
+            self._build_virtual(source, wanted)
+        else:
+            self._build_mixed(source, wanted, 0 if which == "ovov" else self.hamiltonian.spaces.occ.ntiles)
+        self.done += wanted
 
     def _build_direct(self) -> None:
         """What a ladder over atomic functions needs; its integrals are made in each iteration."""
@@ -261,8 +271,7 @@ class _Builder:
     def _job(self, which: str, names: Sequence[str]) -> Transform:
         """The transform to the integrals that some tensors are made of, within the memory that tensors leave."""
         reference, spaces = self.hamiltonian.reference, self.hamiltonian.spaces
-        kept = [name for name in (*self.done, *names) if name not in self.elsewhere]
-        held = sum(bytes_on_rank(self.hamiltonian.pattern(name), self.engine) for name in kept)
+        held = self._held_bytes(names)
         orbitals = {
             "o": (reference.occupied, plain_space(spaces.occ)),
             "v": (reference.virtual, plain_space(spaces.vir)),
@@ -279,6 +288,11 @@ class _Builder:
             progress=self.tell,
             reproducible=self.reproducible,
         )
+
+    def _held_bytes(self, more: Sequence[str] = ()) -> int:
+        """Bytes in memory of the tensors that are done, and of more."""
+        kept = [name for name in (*self.done, *more) if name not in self.elsewhere]
+        return sum(bytes_on_rank(self.hamiltonian.pattern(name), self.engine) for name in kept)
 
     def _keep(self, name: str, make: Maker) -> None:
         """Make a tensor where it is to be."""

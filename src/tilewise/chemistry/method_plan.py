@@ -20,7 +20,7 @@ from tilewise.tensors import Engine
 
 __all__ = ["MethodPlan", "plan_method"]
 
-RESERVE_BYTES = 32 << 20
+RESERVE_BYTES = 64 << 20
 """What libraries and the interpreter take besides tensors and buffers, at the most."""
 
 RESERVE = 0.1
@@ -50,6 +50,8 @@ class MethodPlan:
     """Whether it is in scratch files."""
     budget: int
     """Bytes for everything."""
+    build_bytes: int
+    """Bytes in memory at the peak of making the tensors."""
 
     @property
     def flops(self) -> int:
@@ -58,9 +60,9 @@ class MethodPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes in memory at the peak of an iteration."""
-        tensors = self.iteration.peak_bytes + self.diis.held_bytes + self.hamiltonian.vector_bytes
-        return tensors + reserved_bytes(self.budget)
+        """Bytes in memory at the peak of a run: of an iteration, or of making the integrals before."""
+        most = max(self.iteration.peak_bytes + self.diis.held_bytes, self.build_bytes)
+        return most + self.hamiltonian.vector_bytes + reserved_bytes(self.budget)
 
     @property
     def seconds(self) -> float:
@@ -98,11 +100,11 @@ def plan_method(
             if search.resident_bytes(elsewhere) + footprint.peak_bytes + fixed > budget:
                 continue
             try:
-                search.check_build(elsewhere, budget - reserved_bytes(budget))
+                build = search.check_build(elsewhere, budget - reserved_bytes(budget))
                 iteration = search.iteration(elsewhere, budget - footprint.held_bytes - fixed)
             except MemoryBudgetError:
                 continue
-            return MethodPlan(name, hamiltonian, iteration, search.names, elsewhere, footprint, on_disk, budget)
+            return MethodPlan(name, hamiltonian, iteration, search.names, elsewhere, footprint, on_disk, budget, build)
     least = search.least_bytes(footprints[1]) + hamiltonian.vector_bytes
     least = min(least + RESERVE_BYTES, int(least / (1 - RESERVE)) + 1)
     raise MemoryBudgetError(
@@ -180,9 +182,12 @@ class _Search:
             reproducible=self.reproducible,
         )
 
-    def check_build(self, elsewhere: Sequence[str], memory: int) -> None:
-        """Raise a `MemoryBudgetError` if the integrals cannot be made."""
-        self.hamiltonian.check_build(self.names, elsewhere, memory, engine=self.engine, reproducible=self.reproducible)
+    def check_build(self, elsewhere: Sequence[str], memory: int) -> int:
+        """Most bytes that making the integrals takes, or a `MemoryBudgetError`."""
+        reproducible = self.reproducible
+        return self.hamiltonian.check_build(
+            self.names, elsewhere, memory, engine=self.engine, reproducible=reproducible
+        )
 
     def least_bytes(self, footprint: Footprint) -> int:
         """The smallest budget for tensors with which an iteration can be planned."""
@@ -235,19 +240,21 @@ def _memory_table(plan: MethodPlan) -> Table:
     worst = max(plan.iteration.steps, key=lambda step: step.peak_bytes)
     rows = (
         ("budget", bytes_text(plan.budget)),
-        ("peak of an iteration", bytes_text(plan.peak_bytes)),
-        ("  tensors", bytes_text(worst.held_bytes)),
-        ("  buffers", bytes_text(worst.added_bytes)),
-        ("  DIIS", bytes_text(plan.diis.held_bytes)),
-        ("  libraries and small objects", bytes_text(reserved_bytes(plan.budget))),
-        *((("  vectors", bytes_text(plan.hamiltonian.vector_bytes)),) if plan.hamiltonian.vectors else ()),
+        ("peak", bytes_text(plan.peak_bytes)),
+        ("  of an iteration", bytes_text(worst.peak_bytes + plan.diis.held_bytes)),
+        ("    tensors", bytes_text(worst.held_bytes)),
+        ("    buffers", bytes_text(worst.added_bytes)),
+        ("    DIIS", bytes_text(plan.diis.held_bytes)),
+        *(() if plan.hamiltonian.vectors else (("  of making the integrals", bytes_text(plan.build_bytes)),)),
+        *((("  and vectors", bytes_text(plan.hamiltonian.vector_bytes)),) if plan.hamiltonian.vectors else ()),
+        ("  and libraries and small objects", bytes_text(reserved_bytes(plan.budget))),
     )
     return Table("Memory", ("", ""), rows)
 
 
 def _notes(plan: MethodPlan) -> tuple[str, ...]:
     worst = max(plan.iteration.steps, key=lambda step: step.peak_bytes)
-    notes = [f"The peak is at {worst.statement}."]
+    notes = [f"The peak of an iteration is at {worst.statement}."]
     if plan.elsewhere:
         how = "made of vectors when they are needed" if plan.hamiltonian.vectors else "read from disk"
         notes.append(f"To keep to the budget, {', '.join(plan.elsewhere)} are {how} in each iteration.")

@@ -7,9 +7,10 @@ product takes a quarter of the operations (see `kernels.folds` for the formula).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from tilewise.engines.kernels.atomics import take
 from tilewise.engines.kernels.folds import fold_block, unfold_block
 from tilewise.engines.threads import hosting
+from tilewise.engines.views import frozen
 from tilewise.patterns import Pattern, Symmetry, expand
 from tilewise.spaces import Pairs, Space
 from tilewise.tensors import BlockTensor, Engine
@@ -25,6 +27,10 @@ __all__ = ["Folding", "fold", "folded_block", "folded_pattern", "for_each_block"
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
+Item = TypeVar("Item")
+
+NOTHING = frozen(np.zeros(0))
+"""Stands for a block that is zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +41,8 @@ class Folding:
     """Pairs of the modes 0 and 2."""
     cols: Pairs
     """Pairs of the modes 1 and 3."""
+    turned: bool = False
+    """Whether the matrix is kept transposed, with the pairs of the modes 1 and 3 first."""
 
     @classmethod
     def of(cls, rows: Space, cols: Space, sign: int) -> Folding:
@@ -46,10 +54,37 @@ class Folding:
         """+1 for symmetric pairs, -1 for antisymmetric ones."""
         return self.rows.sign
 
-    def sources(self, index: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The two blocks that a block of the matrix is made of."""
-        (p, r), (q, s) = self.rows.tiles[index[0]].tolist(), self.cols.tiles[index[1]].tolist()
+    @property
+    def spaces(self) -> tuple[Space, Space]:
+        """Those of the matrix."""
+        return self.in_order(self.rows.space, self.cols.space)
+
+    def parts(self, index: tuple[int, int]) -> Iterator[tuple[int, int]]:
+        """The parts of rows and of columns that a block of the matrix is made of."""
+        row, col = self.in_order(*index)
+        return product(self.rows.parts(row), self.cols.parts(col))
+
+    def sources(self, parts: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The two blocks of the tensor that a part of rows and of columns is made of."""
+        (p, r), (q, s) = self.rows.tiles[parts[0]].tolist(), self.cols.tiles[parts[1]].tolist()
         return (p, q, r, s), (p, s, r, q)
+
+    def in_order(self, first: Item, second: Item) -> tuple[Item, Item]:
+        """What belongs to rows and to columns, as the matrix is kept, or back."""
+        return (second, first) if self.turned else (first, second)
+
+    def block_of(self, parts: tuple[int, int]) -> tuple[int, int]:
+        """The block of the matrix that a part of rows and of columns belongs to."""
+        row, col = (
+            int(pairs.tile_of(np.array(part))) for pairs, part in zip((self.rows, self.cols), parts, strict=True)
+        )
+        return self.in_order(row, col)
+
+    def place(self, parts: tuple[int, int], shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Where a part begins in a block of this shape, and the distance between its rows and between its columns."""
+        row_step, col_step = self.in_order(shape[1], 1)
+        begin = int(self.rows.begin[parts[0]]) * row_step + int(self.cols.begin[parts[1]]) * col_step
+        return begin, row_step, col_step
 
 
 def folded_pattern(pattern: Pattern, folding: Folding, symmetry: Symmetry | None = None) -> Pattern:
@@ -57,26 +92,42 @@ def folded_pattern(pattern: Pattern, folding: Folding, symmetry: Symmetry | None
     blocks = expand(pattern).index
     rows = folding.rows.number(blocks[:, 0], blocks[:, 2])
     cols = folding.cols.number(blocks[:, 1], blocks[:, 3])
-    index = np.unique(np.stack([rows, cols], axis=1), axis=0)
+    index = np.unique(np.stack(folding.in_order(rows, cols), axis=1), axis=0)
     index = index[(index >= 0).all(axis=1)]
     if symmetry is not None:
         index = index[index[:, 0] <= index[:, 1]]
-    return Pattern((folding.rows.space, folding.cols.space), index, None, symmetry)
+    return Pattern(folding.spaces, index, None, symmetry)
 
 
 def folded_block(tensor: BlockTensor, folding: Folding, index: tuple[int, int], out: Array | None = None) -> Array:
     """A block of the matrix of a tensor."""
-    first, second = folding.sources(index)
-    shape = (int(folding.rows.space.sizes[index[0]]), int(folding.cols.space.sizes[index[1]]))
+    shape = tuple(int(space.sizes[tile]) for space, tile in zip(folding.spaces, index, strict=True))
     made = np.empty(shape) if out is None else out
+    for parts in folding.parts(index):
+        _fold_part(tensor, folding, parts, made)
+    return made
+
+
+def _fold_part(tensor: BlockTensor, folding: Folding, parts: tuple[int, int], out: Array) -> None:
+    """Fill what a block has of a part of rows and of columns."""
+    first, second = folding.sources(parts)
     same_rows, same_cols = first[0] == first[2], first[1] == first[3]
     x = find_block(tensor, first)
     y = x if same_cols else find_block(tensor, second)
     sizes = [int(space.sizes[tile]) for space, tile in zip(tensor.spaces, first, strict=True)]
     shown = np.zeros(sizes) if x is None else x
     other = shown.transpose(0, 3, 2, 1) if y is None else y
-    fold_block(_plain(shown), _plain(other), x is not None, y is not None, folding.sign, same_rows, same_cols, made)
-    return made
+    fold_block(
+        _plain(shown),
+        _plain(other),
+        x is not None,
+        y is not None,
+        folding.sign,
+        same_rows,
+        same_cols,
+        out.reshape(-1),
+        folding.place(parts, out.shape),
+    )
 
 
 def find_block(tensor: BlockTensor, index: tuple[int, ...]) -> Array | None:
@@ -123,18 +174,19 @@ def unfolded_block(
 ) -> None:
     """Add to one block of a tensor what its matrices say of it."""
     p, q, r, s = index
-    found = []
+    halves, places = [], []
     for matrix, folding in zip((plus, minus), foldings, strict=True):
-        row = int(folding.rows.number(np.array(p), np.array(r)))
-        col = int(folding.cols.number(np.array(q), np.array(s)))
-        found.append(None if row < 0 or col < 0 else find_block(matrix, (row, col)))
-    even, odd = found
+        parts = int(folding.rows.part(np.array(p), np.array(r))), int(folding.cols.part(np.array(q), np.array(s)))
+        block = None if min(parts) < 0 else find_block(matrix, folding.block_of(parts))
+        halves.append(block)
+        places.append((0, 0, 0) if block is None else folding.place(parts, block.shape))
+    even, odd = halves
     if even is None and odd is None:
         return
-    nothing = np.zeros((0, 0))
     unfold_block(
-        nothing if even is None else even,
-        nothing if odd is None else odd,
+        NOTHING if even is None else frozen(even.reshape(-1)),
+        NOTHING if odd is None else frozen(odd.reshape(-1)),
+        (places[0], places[1]),
         even is not None,
         odd is not None,
         p == r,

@@ -15,6 +15,7 @@ from tilewise.engines.accounts import Account
 from tilewise.engines.blas import Blas, preferred_blas
 from tilewise.engines.kernels.blocks import make_tables
 from tilewise.engines.kernels.gemm import gemm_cells
+from tilewise.engines.kernels.inplace import Columns, multiply_in_place, pack_all_columns
 from tilewise.engines.kernels.loops import loop_cells
 from tilewise.engines.kernels.microkernel import REGISTER_BYTES
 from tilewise.engines.kernels.products import Packed, make_tile, multiply_cells, pack_all_rows
@@ -238,7 +239,8 @@ class ThreadsEngine(Runner):
         )
 
     def _multiply(self, job: Job, work: Product) -> tuple[float, int]:
-        run = {"packed": self._packed, "gemm": self._gemm, "loops": self._loops}[job.plan.kernel]
+        kernels = {"packed": self._packed, "inplace": self._in_place, "gemm": self._gemm, "loops": self._loops}
+        run = kernels[job.plan.kernel]
         pieces = work.cells.pieces
         if pieces == 1:
             return run(job, work)
@@ -305,6 +307,52 @@ class ThreadsEngine(Runner):
                 make_tile(rows.data.dtype),
                 job.fresh,
                 job.parts,
+                job.squares,
+                job.tally,
+            )
+
+        job.run_tasks(multiply, work.cells.task_flops)
+        return seconds
+
+    def _in_place(self, job: Job, work: Product) -> tuple[float, int]:
+        """Pack the columns, then multiply rows where they lie; seconds of packing and bytes of what is packed."""
+        reals = packed_columns(work.col_strips, work.cols.depth, job.plan.dtype.itemsize, 1)
+        size = int(reals.sum()) * job.plan.dtype.itemsize
+        with job.holding(size, "Packing"):
+            return self._multiply_in_place(job, work, reals), size
+
+    def _multiply_in_place(self, job: Job, work: Product, reals: Ints) -> float:
+        begin = time.perf_counter()
+        rows, cols, result = job.views(work, _reals)
+        row_panels, col_panels = panels_view(work.rows, work.row_strips), panels_view(work.cols, work.col_strips)
+        strip_at, block_at = frozen(np.cumsum(reals) - reals), np.zeros(len(cols.start), np.int64)
+        block_at[work.cols.block] = work.cols.at
+        packed = self.memory.empty(int(reals.sum()), cols.data.dtype)
+
+        def pack(worker: int, queues: Ints, stop: Ints) -> None:
+            tables = make_tables(cols)
+            pack_all_columns(worker, queues, stop, cols, col_panels, packed, strip_at, job.alpha.real, tables)
+
+        self._workers.run(pack, reals.astype(np.float64))
+        seconds = time.perf_counter() - begin
+        cells = cells_view(work, job.target, job.slots)
+        columns = Columns(frozen(packed), strip_at, frozen(block_at))
+
+        def multiply(worker: int, queues: Ints, stop: Ints) -> None:
+            multiply_in_place(
+                worker,
+                queues,
+                stop,
+                cells,
+                row_panels,
+                rows,
+                col_panels,
+                columns,
+                result,
+                make_tables(rows),
+                make_tables(result),
+                make_tile(rows.data.dtype),
+                job.fresh,
                 job.squares,
                 job.tally,
             )

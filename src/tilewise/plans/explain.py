@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 KERNELS = (
     ("packed", "register tile on packed panels"),
+    ("inplace", "register tile on the large operand where it lies, and the small one packed"),
     ("gemm", "BLAS on blocks where they lie"),
     ("loops", "plain loops on blocks where they lie"),
     ("device", "matrix products on devices, block by block"),
@@ -175,8 +176,9 @@ def _memory_rows(plan: Plan, trace: Trace | None) -> list[tuple[str, str, str]]:
     if plan.packed_bytes or plan.worker_bytes:
         partial = isinstance(plan.work, Product) and plan.work.cells.pieces > 1
         held = "packed operand, partial results" if partial else "packed operand"
-        buffers = f"{plan.workers} x {bytes_text(plan.worker_bytes)}"
-        rows += [(f"  {held}", bytes_text(plan.packed_bytes), ""), ("  buffers of workers", buffers, "")]
+        rows.append((f"  {held}", bytes_text(plan.packed_bytes), ""))
+    if plan.worker_bytes:
+        rows.append(("  buffers of workers", f"{plan.workers} x {bytes_text(plan.worker_bytes)}", ""))
     return rows
 
 

@@ -1,10 +1,11 @@
 """The inspector: from patterns to a `Plan`, without an element of any tensor.
 
-A product C(m,n) += A(m,k) B(k,n) runs on one of three compiled loops, chosen from the patterns alone so
+A product C(m,n) += A(m,k) B(k,n) runs on one of four compiled loops, chosen from the patterns alone so
 that neither the machine's load nor the number of workers can change the bits of a result:
 
 * ``packed``: panels of both operands are packed into slivers and multiplied by a register tile that sums
   all k segments of a cell.  Any order of modes, any block size.
+* ``inplace``: an operand that is much larger than the other is read where it lies, once; only the small one is packed.
 * ``gemm``: large blocks whose modes stand in order, if there are many, go to BLAS where they lie.
 * ``loops``: products with hardly any rows or columns, and elementwise ones; nothing to gain from packing.
 """
@@ -47,6 +48,9 @@ COL_STRIP = 512
 GROUP_BYTES = 2 * 1024 * 1024
 """Packed columns that each strip of rows meets while it is near: a share of the last-level cache."""
 
+ONE_GROUP = 1 << 62
+"""Bytes that no operand has: all columns are packed before, and a strip of rows meets them one after the other."""
+
 GEMM_STRIPS = (1024, 768, 512)
 """Rows and columns of a cell that goes to BLAS: the first choice that gives `GEMM_CELLS`, else the last."""
 
@@ -55,6 +59,18 @@ GEMM_CELLS = 64
 
 GEMM_EDGE = 384.0
 """Geometric mean of m, n, k from which products in order are left to BLAS."""
+
+INPLACE_RATIO = 4
+"""How many times more elements than the other an operand has that is read in place."""
+
+INPLACE_STRIP = 64
+"""Rows of a strip that is read in place: it is read once for all columns, and short ones are enough for all workers."""
+
+INPLACE_DEPTH = 256
+"""Elements of a k tile, on average, from which it may be: the sums of each are added to the result by themselves."""
+
+INPLACE_COLUMNS = 16
+"""Columns of the small operand, on average, from which it may be: a sliver."""
 
 LOOPS_EDGE = 3.0
 """Mean rows or columns per block under which a product is done by plain loops."""
@@ -145,7 +161,10 @@ def _inspect(
 
     `kept` is a threshold that was chosen before, and the bound on the error it causes.
     """
-    swapped = _rows_from_right(contraction, *(o.pattern for o in operands)) if choices is None else choices.swapped
+    patterns = operands[0].pattern, operands[1].pattern
+    inplace = choices is None and not on_devices and dtype.kind == "f" and _is_read_in_place(contraction, *patterns)
+    # Rows that are packed come from the smaller operand, rows that are read in place from the larger one.
+    swapped = _rows_from_right(contraction, *patterns) != inplace if choices is None else choices.swapped
     order = (1, 0) if swapped else (0, 1)
     modes = (
         _modes(contraction.left, contraction, contraction.m),
@@ -161,6 +180,7 @@ def _inspect(
     parts = 2 if dtype.kind == "c" else 1
     if choices is None:
         kernel, segment = _choose_kernel(contraction, rows, cols, by_row, by_inner, lengths, operands)
+        kernel = "inplace" if inplace else kernel
         kernel = "device" if on_devices and kernel != "loops" else kernel
         drop, dropped_bound = choose_drop(by_row, by_inner, cols.panels.size, tolerance, stop) if kept is None else kept
     else:
@@ -238,6 +258,42 @@ def _rows_from_right(contraction: Contraction, left: Pattern, right: Pattern) ->
     return bool(contraction.result) and contraction.result[-1] in contraction.m
 
 
+def _is_read_in_place(contraction: Contraction, left: Pattern, right: Pattern) -> bool:
+    """Whether the larger operand is read where it lies: it is much larger, in large blocks that are plain matrices.
+
+    Products that BLAS does well are left to it (`_choose_kernel`).
+    """
+    sizes = left.nnz_elements, right.nnz_elements
+    if contraction.batch or max(sizes) <= INPLACE_RATIO * min(sizes):
+        return False
+    large, form, rows, cols = (
+        (left, contraction.left_form, contraction.m, contraction.n)
+        if sizes[0] > sizes[1]
+        else (right, contraction.right_form, contraction.n, contraction.m)
+    )
+    if form == "permuted" or (large.symmetry is not None and not _is_symmetric_matrix(large)):
+        return False
+    names, spaces = contraction.left + contraction.right, left.spaces + right.spaces
+    mean = {name: space.size / max(space.ntiles, 1) for name, space in zip(names, spaces, strict=True)}
+    edges = [math.prod(mean[name] for name in group) for group in (rows, cols, contraction.k)]
+    if _is_for_blas(contraction, (left, right), *edges):
+        return False
+    return edges[0] >= ROW_STRIP and edges[1] >= INPLACE_COLUMNS and edges[2] >= INPLACE_DEPTH
+
+
+def _is_for_blas(contraction: Contraction, patterns: tuple[Pattern, Pattern], m: float, n: float, k: float) -> bool:
+    """Whether blocks of these mean edges are large enough for BLAS, and stand in order."""
+    forms = (contraction.left_form, contraction.right_form, contraction.result_form)
+    plain = all(pattern.symmetry is None for pattern in patterns) and "permuted" not in forms
+    return plain and (m * n * k) ** (1 / 3) >= GEMM_EDGE and min(m, n, k) >= 64
+
+
+def _is_symmetric_matrix(pattern: Pattern) -> bool:
+    """Whether blocks of the other half are transposes, without another sign."""
+    assert pattern.symmetry is not None
+    return len(pattern.spaces) == 2 and all(sign > 0 for _, sign in pattern.symmetry.groups)
+
+
 def _choose_kernel(
     contraction: Contraction,
     rows: Side,
@@ -253,11 +309,9 @@ def _choose_kernel(
     segment = cut_segments(by_row, by_inner, lengths, most_blocks, SEGMENT_DEPTH)
     if min(m, n) < LOOPS_EDGE or (batch > 1 and m * n * k < 512):
         return "loops", segment
-    plain = all(o.pattern.symmetry is None for o in operands)
-    forms = (contraction.left_form, contraction.right_form, contraction.result_form)
-    large = (m * n * k) ** (1 / 3) >= GEMM_EDGE and min(m, n, k) >= 64
     most_cells = most_blocks * m * n / GEMM_STRIPS[-1] ** 2
-    if plain and "permuted" not in forms and large and most_cells >= GEMM_CELLS:
+    patterns = operands[0].pattern, operands[1].pattern
+    if most_cells >= GEMM_CELLS and _is_for_blas(contraction, patterns, m, n, k):
         return "gemm", segment
     return "packed", segment
 
@@ -339,12 +393,12 @@ def _cut(
     pieces: int | None,
 ) -> tuple[Strips, Strips, Cells]:
     row_limit = col_limit = INT32_LIMIT
-    if kernel == "packed":
-        row_limit, col_limit = ROW_STRIP, COL_STRIP
+    if kernel in ("packed", "inplace"):
+        row_limit, col_limit = ROW_STRIP if kernel == "packed" else INPLACE_STRIP, COL_STRIP
     elif kernel == "gemm":
         row_limit = col_limit = gemm_strip
     row_strips, col_strips = Strips.of(rows, row_limit), Strips.of(cols, col_limit)
-    group_bytes = GROUP_BYTES if kernel == "packed" else 0
+    group_bytes = {"packed": GROUP_BYTES, "inplace": ONE_GROUP}.get(kernel, 0)
     col_bytes = packed_columns(col_strips, cols.depth, dtype.itemsize, parts) * (dtype.itemsize // parts)
     cells = make_cells(
         joined, slot, row_strips, col_strips, col_bytes, group_bytes, 2 * parts * parts, segments, pieces
@@ -374,12 +428,14 @@ def packed_rows(strips: Strips, depth: Ints, parts: int) -> Ints:
 def buffer_bytes(kernel: Kernel, work: Product, dtype: np.dtype[Any]) -> tuple[int, int]:
     """Bytes packed for the whole run, and bytes of each worker's buffer."""
     cells = work.cells
-    if kernel != "packed" or not len(cells.block):
+    if kernel not in ("packed", "inplace") or not len(cells.block):
         return 0, 0
     parts = 2 if dtype.kind == "c" else 1
     real = dtype.itemsize // parts
-    whole = int(packed_rows(work.row_strips, work.rows.depth, parts).sum()) * real
     columns = packed_columns(work.col_strips, work.cols.depth, dtype.itemsize, parts)
+    if kernel == "inplace":
+        return int(columns.sum()) * real, 0
+    whole = int(packed_rows(work.row_strips, work.rows.depth, parts).sum()) * real
     return whole, int(np.add.reduceat(columns, cells.group_ptr[:-1]).max()) * real
 
 

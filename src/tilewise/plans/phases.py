@@ -36,6 +36,7 @@ from tilewise.plans.blocks import (
 from tilewise.plans.cells import Strips, piece_of_segment
 from tilewise.plans.inspector import COL_STRIP, GROUP_BYTES, packed_columns
 from tilewise.plans.plan import Plan
+from tilewise.plans.sides import Side
 from tilewise.plans.work import Product, Sum
 
 Ints = npt.NDArray[np.int64]
@@ -240,14 +241,16 @@ def _operands(plan: Plan, work: Product, sources: Sequence[Source]) -> tuple[Cos
         stored = operand.blocks.source[side.block]
         size = operand.pattern.block_sizes[stored] * item
         none = np.zeros_like(size)
+        packs = plan.kernel == ("packed" if is_row else "inplace")
+        panel = np.repeat(np.arange(len(side.size)), np.diff(side.ptr))
         found.append(
             CostedSide(
                 side=side,
                 stored=stored,
                 segment=work.choices.segment[side.inner],
-                panel=np.repeat(np.arange(len(side.size)), np.diff(side.ptr)),
+                panel=panel,
                 fetch=none if sources[number].resident else size,
-                pack=size if is_row and plan.kernel == "packed" else none,
+                pack=none if not packs else size if is_row else _depths(side) * _column_bytes(plan, side)[1][panel],
             )
         )
     return found[0], found[1]
@@ -449,23 +452,17 @@ class _Buffers:
 
     def __init__(self, plan: Plan, rows: CostedSide, cols: CostedSide) -> None:
         self.plan, self.rows, self.cols = plan, rows, cols
-        self.packs = plan.kernel == "packed"
-        self.depth = _depths(cols)
-        if not self.packs:
-            return
-        parts = 2 if plan.dtype.kind == "c" else 1
-        strips = Strips.of(cols.side, COL_STRIP)
-        # Packed bytes of a strip are so many for each element of k.
-        each = packed_columns(strips, np.ones(len(cols.side.size), np.int64), plan.dtype.itemsize, parts)
-        each = each * (plan.dtype.itemsize // parts)
-        self.strip_bytes = np.zeros(len(cols.side.size), np.int64)
-        np.maximum.at(self.strip_bytes, strips.panel, each)
-        self.panel_bytes = np.bincount(strips.panel, each, len(cols.side.size)).astype(np.int64)
+        self.packs = plan.kernel in ("packed", "inplace")
+        # Columns are packed by each worker for itself, or once for all.
+        self.copies = plan.workers if plan.kernel == "packed" else 1
+        self.depth = _depths(cols.side)
+        if self.packs:
+            self.strip_bytes, self.panel_bytes = _column_bytes(plan, cols.side)
 
     @property
     def of_workers(self) -> int:
         """What workers pack columns into where there are many of them."""
-        return self.plan.workers * GROUP_BYTES if self.packs else self._staging
+        return self.plan.workers * GROUP_BYTES if self.plan.kernel == "packed" else self._staging
 
     @property
     def _staging(self) -> int:
@@ -476,7 +473,8 @@ class _Buffers:
         if not self.packs:
             return self._staging
         packed = self.depth * self.panel_bytes[self.cols.panel]
-        return largest_part(self.rows, self.rows.pack) + self.plan.workers * largest_part(self.cols, packed)
+        rows = largest_part(self.rows, self.rows.pack) if self.plan.kernel == "packed" else 0
+        return rows + self.copies * largest_part(self.cols, packed)
 
     def of(self, rows: Ints, cols: Ints) -> int:
         """For some entries of both sides."""
@@ -484,16 +482,28 @@ class _Buffers:
             return self._staging
         panels, number = np.unique(self.cols.panel[cols], return_inverse=True)
         depth = np.bincount(number, self.depth[cols]).astype(np.int64)
-        largest = int((depth * self.strip_bytes[panels]).max(initial=0))
         everything = int((depth * self.panel_bytes[panels]).sum())
+        if self.plan.kernel == "inplace":
+            return everything
+        largest = int((depth * self.strip_bytes[panels]).max(initial=0))
         packed = int(self.rows.pack[rows].sum())
         # A group takes one more strip as long as it has not reached its size.
-        return packed + self.plan.workers * min(everything, GROUP_BYTES + largest)
+        return packed + self.copies * min(everything, GROUP_BYTES + largest)
 
 
-def _depths(operand: CostedSide) -> Ints:
+def _column_bytes(plan: Plan, side: Side) -> tuple[Ints, Ints]:
+    """Packed bytes of each panel of columns for one element of k: of its largest strip, and of all."""
+    parts = 2 if plan.dtype.kind == "c" else 1
+    strips = Strips.of(side, COL_STRIP)
+    each = packed_columns(strips, np.ones(len(side.size), np.int64), plan.dtype.itemsize, parts)
+    each = each * (plan.dtype.itemsize // parts)
+    largest = np.zeros(len(side.size), np.int64)
+    np.maximum.at(largest, strips.panel, each)
+    return largest, np.bincount(strips.panel, each, len(side.size)).astype(np.int64)
+
+
+def _depths(side: Side) -> Ints:
     """Elements of k of each entry."""
-    side = operand.side
     end = np.append(side.at[1:], 0)
     last = side.ptr[1:] - 1
     end[last[last >= side.ptr[:-1]]] = side.depth[last >= side.ptr[:-1]]

@@ -58,8 +58,8 @@ def project_seconds(plan: Plan, machine: Machine) -> float:
     if isinstance(plan.work, Sum):
         moved = _sum_bytes(plan, plan.work)
         return machine.start_seconds + permute_seconds(moved, machine, workers)
-    rows = plan.work.rows if plan.kernel == "packed" else None
-    packed = 0 if rows is None else int((rows.size * rows.depth * rows.batch).sum()) * plan.dtype.itemsize
+    side = {"packed": plan.work.rows, "inplace": plan.work.cols}.get(plan.kernel)
+    packed = 0 if side is None else int((side.size * side.depth * side.batch).sum()) * plan.dtype.itemsize
     packing = permute_seconds(2 * packed, machine, workers)
     streamed = copy_seconds(compulsory_bytes(list(needed_bytes(plan).values()), plan.result_bytes), machine, workers)
     seconds = cell_seconds(plan, plan.work, machine)
@@ -99,9 +99,10 @@ def project_moved(plan: Plan, machine: Machine) -> int:
 
     Packed products: the row operand is read, written in packed form, and read again once for each group of
     columns; the column operand is read once and packed near the worker, or read again for each cell where a
-    group is larger than half of what is near; the result is written once. Products left to BLAS or to plain
-    loops: what `blocked_product_words` counts for each cell. Reductions: what is read and what is written. Products
-    on devices: what crosses between them and this computer.
+    group is larger than half of what is near; the result is written once. Products in place: the row operand is read
+    for each strip of columns, the column operand is packed like rows above, the result is read and written for each
+    product. Products left to BLAS or to plain loops: what `blocked_product_words` counts for each cell. Reductions:
+    what is read and what is written. Products on devices: what crosses between them and this computer.
     """
     if isinstance(plan.work, Sum):
         return _sum_bytes(plan, plan.work)
@@ -109,7 +110,7 @@ def project_moved(plan: Plan, machine: Machine) -> int:
         return plan.placement.moved_bytes
     if not len(plan.work.cells.block):
         return 0
-    count = {"packed": _packed_words, "gemm": _blas_words}.get(plan.kernel, _loop_words)
+    count = {"packed": _packed_words, "inplace": _inplace_words, "gemm": _blas_words}.get(plan.kernel, _loop_words)
     words = count(plan, plan.work, level_bytes(machine) / plan.dtype.itemsize)
     pieces = plan.work.cells.pieces
     # Partial results are zeroed before, and read to be added up after.
@@ -135,6 +136,14 @@ def _packed_words(plan: Plan, work: Product, near: float) -> float:
     col_words = (cols * depth * batch)[far_group].sum() + group_words[group_words > near / 2].sum()
     result = (rows * cols * batch).sum()
     return float(2 * side_rows + row_words.sum() + side_cols + col_words + result)
+
+
+def _inplace_words(plan: Plan, work: Product, near: float) -> float:
+    rows, cols, _, depth = _cell_shapes(plan, work)
+    calls = work.cells.end - work.cells.begin
+    side_cols = float((work.cols.size * work.cols.depth).sum())
+    col_words = float((cols * depth).sum()) if side_cols > near / 2 else side_cols
+    return float((rows * depth).sum() + 2 * side_cols + col_words + (rows * cols * (2 * calls - 1)).sum())
 
 
 def _group_words(work: Product) -> Floats:

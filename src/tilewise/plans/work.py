@@ -14,7 +14,7 @@ from tilewise.plans.cells import Cells, Strips
 from tilewise.plans.sides import Modes, Numbering, Side
 
 Ints = npt.NDArray[np.int64]
-Kernel = Literal["packed", "gemm", "loops", "device", "reduction"]
+Kernel = Literal["packed", "inplace", "gemm", "loops", "device", "reduction"]
 """What runs a plan: a compiled loop, or devices."""
 
 

@@ -7,6 +7,7 @@ handed out again.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
@@ -24,6 +25,13 @@ LEAST_BYTES = 1 << 20
 
 WASTE = 1.25
 """A kept piece serves a request if it is at most this much larger."""
+
+
+def trim_heap() -> None:
+    """Give back to the system what the C library keeps of memory that was freed; nothing where it does not know how."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def default_limit() -> int:

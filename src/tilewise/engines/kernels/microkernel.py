@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -66,22 +66,29 @@ def declare_prefetch(module: ir.Module) -> ir.Function:
     return ir.Function(module, kind, name)
 
 
-def _const(value: int) -> ir.Constant:
+def constant(value: int) -> ir.Constant:
+    """An integer, as an argument of instructions."""
     return ir.Constant(INT64, value)
 
 
-class _TileBuilder:
+class TileBuilder:
     """Emits one register tile of fixed shape as an LLVM function."""
 
-    def __init__(self, module: ir.Module, element: ir.Type, itemsize: int, rows: int, vectors: int) -> None:
+    prefix: ClassVar[str] = "tilewise_tile"
+    """What the names of its functions begin with."""
+    arguments: ClassVar[int] = 9
+    """How many arguments they take, integers all."""
+
+    def __init__(self, module: ir.Module, itemsize: int, rows: int, vectors: int) -> None:
         self.rows, self.vectors, self.itemsize = rows, vectors, itemsize
         self.lanes = lanes(itemsize)
-        self.element = element
-        self.vector = ir.VectorType(element, self.lanes)
+        self.col_bytes = vectors * self.lanes * itemsize
+        self.element = ir.DoubleType() if itemsize == 8 else ir.FloatType()
+        self.vector = ir.VectorType(self.element, self.lanes)
         self.fma = self._declare_fma(module)
         self.prefetch = declare_prefetch(module)
-        name = f"tilewise_tile_{itemsize}_{rows}_{vectors}"
-        kind = ir.FunctionType(ir.VoidType(), [INT64] * 9)
+        name = f"{self.prefix}_{itemsize}_{rows}_{vectors}"
+        kind = ir.FunctionType(ir.VoidType(), [INT64] * self.arguments)
         self.function = ir.Function(module, kind, name)
         self.function.linkage = "internal"
         self.function.attributes.add("noinline")
@@ -98,41 +105,45 @@ class _TileBuilder:
         b = ir.IRBuilder(self.function.append_basic_block("entry"))
         row_base, col_base, segments, count, out, lines, add, ahead, fetch_cols = self.function.args
         places = self._places(b, out, lines)
-        row_bytes, col_bytes = self.rows * self.itemsize, self.vectors * self.lanes * self.itemsize
-        columns_next = b.icmp_signed("!=", fetch_cols, _const(0))
-        fetch_bytes = b.select(columns_next, _const(col_bytes), _const(row_bytes))
-        sums = [
-            self._variable(b, ir.Constant(self.vector, [0.0] * self.lanes)) for _ in range(len(places) * self.vectors)
-        ]
-        row, col, fetch, left = (self._variable(b, _const(0)) for _ in range(4))
+        row_bytes, col_bytes = self.rows * self.itemsize, self.col_bytes
+        columns_next = b.icmp_signed("!=", fetch_cols, constant(0))
+        fetch_bytes = b.select(columns_next, constant(col_bytes), constant(row_bytes))
+        sums = self._sums(b)
+        row, col, fetch, left = (self._variable(b, constant(0)) for _ in range(4))
         segment = self._variable(b, segments)
-        end = b.add(segments, b.mul(count, _const(SEGMENT_BYTES)))
+        end = b.add(segments, b.mul(count, constant(SEGMENT_BYTES)))
 
         def step(count: int) -> None:
             """Multiply-add `count` positions of k."""
             for i in range(count):
                 ahead_of, row_at, col_at = (
-                    b.add(b.load(variable), b.mul(each, _const(i)))
-                    for variable, each in ((fetch, fetch_bytes), (row, _const(row_bytes)), (col, _const(col_bytes)))
+                    b.add(b.load(variable), b.mul(each, constant(i)))
+                    for variable, each in ((fetch, fetch_bytes), (row, constant(row_bytes)), (col, constant(col_bytes)))
                 )
                 b.call(self.prefetch, [b.inttoptr(ahead_of, BYTE.as_pointer()), *PREFETCH_READ])
-                self._multiply_add(b, row_at, col_at, sums)
-            advance = ((row, _const(row_bytes)), (col, _const(col_bytes)), (fetch, fetch_bytes), (left, _const(-1)))
-            for variable, each in advance:
-                b.store(b.add(b.load(variable), b.mul(each, _const(count))), variable)
+                rows = [b.add(row_at, constant(r * self.itemsize)) for r in range(self.rows)]
+                self._multiply_add(b, rows, col_at, sums)
+            bytes_of = ((row, constant(row_bytes)), (col, constant(col_bytes)), (fetch, fetch_bytes))
+            for variable, each in (*bytes_of, (left, constant(-1))):
+                b.store(b.add(b.load(variable), b.mul(each, constant(count))), variable)
 
         with self._while(b, lambda: b.icmp_signed("<", b.load(segment), end)):
             row_at, col_at, length = self._segment(b, b.load(segment))
-            b.store(b.add(row_base, b.mul(row_at, _const(row_bytes))), row)
-            b.store(b.add(col_base, b.mul(col_at, _const(col_bytes))), col)
+            b.store(b.add(row_base, b.mul(row_at, constant(row_bytes))), row)
+            b.store(b.add(col_base, b.mul(col_at, constant(col_bytes))), col)
             b.store(b.add(b.select(columns_next, b.load(col), b.load(row)), ahead), fetch)
             b.store(length, left)
-            with self._while(b, lambda: b.icmp_signed(">=", b.load(left), _const(UNROLL))):
+            with self._while(b, lambda: b.icmp_signed(">=", b.load(left), constant(UNROLL))):
                 step(UNROLL)
-            with self._while(b, lambda: b.icmp_signed(">", b.load(left), _const(0))):
+            with self._while(b, lambda: b.icmp_signed(">", b.load(left), constant(0))):
                 step(1)
-            b.store(b.add(b.load(segment), _const(SEGMENT_BYTES)), segment)
+            b.store(b.add(b.load(segment), constant(SEGMENT_BYTES)), segment)
         self._write(b, [b.load(v) for v in sums], places, add)
+
+    def _sums(self, b: ir.IRBuilder) -> list[Any]:
+        """The elements of the tile, vector by vector, as zeros."""
+        zeros = ir.Constant(self.vector, [0.0] * self.lanes)
+        return [self._variable(b, zeros) for _ in range(self.rows * self.vectors)]
 
     @staticmethod
     def _variable(b: ir.IRBuilder, value: Any) -> Any:
@@ -155,8 +166,9 @@ class _TileBuilder:
     def _places(self, b: ir.IRBuilder, out: Any, lines: Any) -> list[Any]:
         """Where the rows of the tile go; they are on their way to the cache while the tile is computed."""
         table = b.inttoptr(lines, INT64.as_pointer())
-        places = [b.add(out, b.mul(b.load(b.gep(table, [_const(r)])), _const(self.itemsize))) for r in range(self.rows)]
-        end = _const((self.vectors * self.lanes - 1) * self.itemsize)
+        item = constant(self.itemsize)
+        places = [b.add(out, b.mul(b.load(b.gep(table, [constant(r)])), item)) for r in range(self.rows)]
+        end = constant((self.vectors * self.lanes - 1) * self.itemsize)
         for place in places:
             b.call(self.prefetch, [b.inttoptr(b.add(place, end), BYTE.as_pointer()), *PREFETCH_READ])
         return places
@@ -164,7 +176,7 @@ class _TileBuilder:
     def _write(self, b: ir.IRBuilder, sums: list[Any], places: list[Any], add: Any) -> None:
         """Store the tile, or add it to what is there."""
         storing, adding = (self.function.append_basic_block(n) for n in ("store", "add"))
-        b.cbranch(b.icmp_signed("==", add, _const(0)), storing, adding)
+        b.cbranch(b.icmp_signed("==", add, constant(0)), storing, adding)
         for block, old in ((storing, False), (adding, True)):
             b.position_at_end(block)
             for i, value in enumerate(sums):
@@ -175,15 +187,15 @@ class _TileBuilder:
     @staticmethod
     def _segment(b: ir.IRBuilder, address: Any) -> list[Any]:
         at = b.inttoptr(address, INT32.as_pointer())
-        return [b.sext(b.load(b.gep(at, [_const(i)])), INT64) for i in range(3)]
+        return [b.sext(b.load(b.gep(at, [constant(i)])), INT64) for i in range(3)]
 
-    def _multiply_add(self, b: ir.IRBuilder, row: Any, col: Any, sums: list[Any]) -> None:
+    def _multiply_add(self, b: ir.IRBuilder, rows: list[Any], col: Any, sums: list[Any]) -> None:
+        """One position of k: an element of each row times the vectors of the columns."""
         columns = [self._load(b, col, v * self.lanes * self.itemsize) for v in range(self.vectors)]
-        row_pointer = b.inttoptr(row, self.element.as_pointer())
         undefined = ir.Constant(self.vector, ir.Undefined)
         everywhere = ir.Constant(ir.VectorType(INT32, self.lanes), [0] * self.lanes)
-        for r in range(self.rows):
-            scalar = b.load(b.gep(row_pointer, [_const(r)]))
+        for r, row in enumerate(rows):
+            scalar = b.load(b.inttoptr(row, self.element.as_pointer()))
             first = b.insert_element(undefined, scalar, ir.Constant(INT32, 0))
             spread = b.shuffle_vector(first, undefined, everywhere)
             for v, column in enumerate(columns):
@@ -191,33 +203,33 @@ class _TileBuilder:
                 b.store(b.call(self.fma, [spread, column, b.load(total)]), total)
 
     def _load(self, b: ir.IRBuilder, address: Any, offset: int) -> Any:
-        value = b.load(b.inttoptr(b.add(address, _const(offset)), self.vector.as_pointer()))
+        value = b.load(b.inttoptr(b.add(address, constant(offset)), self.vector.as_pointer()))
         value.align = self.itemsize
         return value
 
     def _store(self, b: ir.IRBuilder, value: Any, address: Any, offset: int) -> None:
-        done = b.store(value, b.inttoptr(b.add(address, _const(offset)), self.vector.as_pointer()))
+        done = b.store(value, b.inttoptr(b.add(address, constant(offset)), self.vector.as_pointer()))
         done.align = self.itemsize
 
 
-def _dispatcher(module: ir.Module, element: ir.Type, itemsize: int) -> ir.Function:
-    """A function that switches over the register tiles of all shapes."""
-    name = f"tilewise_tiles_{itemsize}"
+def declare_tiles(builder: type[TileBuilder], module: ir.Module, itemsize: int) -> ir.Function:
+    """A function that switches over the register tiles of all shapes; its first argument is the shape."""
+    name = f"{builder.prefix}s_{itemsize}"
     if name in module.globals:
         return module.globals[name]
     tiles = [
-        _TileBuilder(module, element, itemsize, rows, vectors).function
+        builder(module, itemsize, rows, vectors).function
         for rows in range(1, MAX_ROWS + 1)
         for vectors in range(1, MAX_VECTORS + 1)
     ]
-    fn = ir.Function(module, ir.FunctionType(ir.VoidType(), [INT64] * 10), name)
+    fn = ir.Function(module, ir.FunctionType(ir.VoidType(), [INT64] * (1 + builder.arguments)), name)
     fn.linkage = "internal"
     entry, end = fn.append_basic_block("entry"), fn.append_basic_block("end")
     b = ir.IRBuilder(entry)
     switch = b.switch(fn.args[0], end)
     for number, tile in enumerate(tiles):
         block = fn.append_basic_block(f"tile{number}")
-        switch.add_case(_const(number), block)
+        switch.add_case(constant(number), block)
         b.position_at_end(block)
         b.call(tile, fn.args[1:])
         b.branch(end)
@@ -252,8 +264,7 @@ def multiply_tile(
     itemsize = sample.bitwidth // 8
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        element = ir.DoubleType() if itemsize == 8 else ir.FloatType()
-        builder.call(_dispatcher(builder.module, element, itemsize), args[1:])
+        builder.call(declare_tiles(TileBuilder, builder.module, itemsize), args[1:])
         return context.get_dummy_value()
 
     return signature, codegen

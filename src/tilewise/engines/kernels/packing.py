@@ -135,8 +135,10 @@ def _pack_rows_complex(
 
 
 @compiled
-def pack_columns(blocks: Any, panels: Any, strip: int, out: Any, at: int, parts: int, tables: Any) -> None:
-    """Pack one strip of the column operand at ``out[at]``."""
+def pack_columns(
+    blocks: Any, panels: Any, strip: int, out: Any, at: int, factor: float, parts: int, tables: Any
+) -> None:
+    """Pack one strip of the column operand, times a factor, at ``out[at]``."""
     panel = panels.strip_panel[strip]
     begin, size = panels.strip_begin[strip], panels.strip_size[strip]
     depth, lanes = panels.depth[panel], lanes_of(out)
@@ -145,24 +147,20 @@ def pack_columns(blocks: Any, panels: Any, strip: int, out: Any, at: int, parts:
     for entry in range(panels.ptr[panel], panels.ptr[panel + 1]):
         b = panels.block[entry]
         look_up(blocks, b, tables, parts)
-        base = blocks.start[b] * parts
+        base, scale = blocks.start[b] * parts, factor * blocks.sign[b]
         for e in range(tables.count[2]):
             source, first = base + tables.batch[e], 0
             target = at + e * stride
-            if parts == 1 and tables.step[0] == 1 and blocks.sign[b] == 1.0:
+            if parts == 1 and tables.step[0] == 1 and scale == 1.0:
                 first = _pack_lines(blocks.data, source, tables, begin, size, out, target, depth, panels.at[entry])
             while first < size:
                 columns = min(whole, size - first)
                 width = padded(columns * parts, lanes)
                 to = target + (first * parts * depth + panels.at[entry] * width) * parts
                 if parts == 1:
-                    _pack_columns_real(
-                        blocks.data, source, tables, begin + first, columns, width, out, to, blocks.sign[b]
-                    )
+                    _pack_columns_real(blocks.data, source, tables, begin + first, columns, width, out, to, scale)
                 else:
-                    _pack_columns_complex(
-                        blocks.data, source, tables, begin + first, columns, width, out, to, blocks.sign[b]
-                    )
+                    _pack_columns_complex(blocks.data, source, tables, begin + first, columns, width, out, to, scale)
                 first += whole
 
 

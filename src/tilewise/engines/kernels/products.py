@@ -141,7 +141,7 @@ def multiply_cells(
         for cell in range(first, last):
             row, col = cells.row[cell], cells.col[cell]
             if not packed.held[col - cells.group_ptr[group]]:
-                pack_columns(cols, col_panels, col, packed.cols, packed.col_at[col], parts, col_tables)
+                pack_columns(cols, col_panels, col, packed.cols, packed.col_at[col], 1.0, parts, col_tables)
                 packed.held[col - cells.group_ptr[group]] = True
             if cell + 1 < last and cells.terms[cells.begin[cell], 2] >= SHORT_DEPTH:
                 # A short strip of rows is near once its first cell was multiplied.
@@ -224,7 +224,7 @@ def _multiply_cell(
             tally[worker, 2] += 2 * m * n * depth * parts
             begin, store = end, False
         first_row, first_col = row_panels.strip_begin[row], col_panels.strip_begin[col]
-        total += _cell_squares(result.data, base, tables, first_row, m, first_col, n, parts)
+        total += cell_squares(result.data, base, tables, first_row, m, first_col, n, parts)
     return total
 
 
@@ -290,7 +290,7 @@ def _multiply_chunk(
                 0 if s + 1 < slivers else 1,
             )
             if not direct:
-                _scatter(tile, rows, columns, data, base, tables, row, col0 + first, store, parts)
+                scatter_tile(tile, rows, columns, data, base, tables, row, col0 + first, store, parts)
             row += rows
             row_sliver += sliver_bytes
         first += whole
@@ -298,7 +298,7 @@ def _multiply_chunk(
 
 
 @inlined
-def _scatter(
+def scatter_tile(
     tile: Any,
     rows: int,
     columns: int,
@@ -331,7 +331,7 @@ def _scatter(
 
 
 @inlined
-def _cell_squares(data: Any, base: int, tables: Any, row0: int, m: int, col0: int, n: int, parts: int) -> float:
+def cell_squares(data: Any, base: int, tables: Any, row0: int, m: int, col0: int, n: int, parts: int) -> float:
     """Sum of the squared elements of a cell."""
     length = n if tables.step[1] == parts else 1
     if length == n and tables.step[0] == n * parts:
