@@ -27,6 +27,7 @@ from references import stored_bytes
 from strategies import spaces, tensors
 from tilewise.tensors import files
 from tilewise.tensors.drafts import SUFFIX
+from tilewise.tensors.files import ScratchFile, sum_words
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -348,3 +349,30 @@ def test_a_long_name_can_be_saved(tmp_path: Path) -> None:
     assert np.array_equal(tw.load(tmp_path / ("x" * 240)).to_dense(), tensor.to_dense())
     with pytest.raises(tw.StorageError, match="cannot be written"):
         tensor.save(tmp_path / ("x" * 300))
+
+
+# ---- scratch files ----
+
+
+@given(st.binary(min_size=1, max_size=200), st.integers(0, 24), st.data())
+def test_the_sum_of_words_notices_a_changed_bit(content: bytes, words: int, data: st.DataObject) -> None:
+    """And does not depend on how bytes are parted, as long as words stay whole."""
+    view = memoryview(content)
+    assert sum_words(view[8 * words :], sum_words(view[: 8 * words])) == sum_words(view)
+    changed = bytearray(content)
+    changed[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert sum_words(memoryview(changed)) != sum_words(view)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+def test_a_scratch_file_that_was_changed_is_noticed(dtype: str) -> None:
+    tensor = tw.random((tw.Space([3, 2]), tw.Space([5])), dtype=dtype)
+    scratch = ScratchFile(tensor.pattern, np.dtype(dtype))
+    for row, (_, block) in enumerate(tensor.blocks()):
+        scratch.write(row, block, 1.0)
+    found = scratch.tensor(tensor.engine)
+    np.testing.assert_array_equal(found.to_dense(), tensor.to_dense())
+    os.pwrite(scratch.file.handle, b"\x81", int(scratch.begin[1]))
+    found.block((0, 0))
+    with pytest.raises(tw.TilewiseError, match=r"block \(1, 0\) does not match its checksum"):
+        found.block((1, 0))

@@ -37,6 +37,21 @@ def test_the_oldest_pieces_go_beyond_the_limit() -> None:
     assert memory.kept_bytes == 2 * LEAST_BYTES
 
 
+def test_what_is_kept_and_what_is_used_stay_below_what_was_planned() -> None:
+    memory = Memory()
+    before = memory.empty(COUNT, np.float64)
+    with memory.keeping(100 * LEAST_BYTES, 3 * LEAST_BYTES):
+        small, large = memory.empty(COUNT, np.float64), memory.empty(2 * COUNT, np.float64)
+        del small, large
+        assert memory.kept_bytes == 3 * LEAST_BYTES
+        other = memory.empty(2 * COUNT, np.float64)  # what the large one left
+        assert memory.kept_bytes == LEAST_BYTES
+        more = memory.empty(4 * COUNT, np.float64)
+        assert memory.kept_bytes == 0
+        del more, other, before
+    assert memory.kept_bytes > 0
+
+
 def test_the_garbage_collector_may_return_memory_while_the_lock_is_held() -> None:
     """It runs at any allocation, also at one inside the pool's own methods."""
     memory = Memory()

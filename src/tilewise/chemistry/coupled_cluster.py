@@ -201,7 +201,8 @@ class CoupledCluster(Method):
         start = self._given(t1, t2)
         plan = self.plan()
         with ExitStack() as stack:
-            stack.enter_context(hosting(engine).memory.keeping(plan.budget - plan.peak_bytes))
+            planned = plan.peak_bytes - reserved_bytes(plan.budget)
+            stack.enter_context(hosting(engine).memory.keeping(plan.budget - plan.peak_bytes, planned))
             self._tensors = plan.hamiltonian.build(
                 plan.names,
                 plan.elsewhere,

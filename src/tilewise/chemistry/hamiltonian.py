@@ -212,8 +212,8 @@ class _Builder:
             before = self._held_bytes()
             plan = self._job(which, wanted).plan()
             self.done += wanted
-            after = self._held_bytes() + bytes_on_rank(plan.problem.result, self.engine)
-            most = max(most, before + plan.peak_bytes, after)
+            result = 0 if plan.variant.spills_result else bytes_on_rank(plan.problem.result, self.engine)
+            most = max(most, before + plan.peak_bytes, self._held_bytes() + result)
         return most
 
     def build(self, names: Collection[str]) -> dict[str, BlockTensor]:

@@ -54,6 +54,8 @@ class Memory:
 
     def __init__(self, limit: int | None = None) -> None:
         self._limits = [default_limit() if limit is None else limit]
+        self._ceilings: list[int] = []
+        self._used_bytes = 0
         self._kept: list[mmap.mmap] = []
         self._returned: deque[mmap.mmap] = deque()
         self._lock = threading.Lock()
@@ -83,17 +85,26 @@ class Memory:
         return array
 
     @contextmanager
-    def keeping(self, limit: int) -> Iterator[None]:
-        """Keep at most that many bytes during a ``with`` block: those that a budget leaves."""
+    def keeping(self, limit: int, growth: int | None = None) -> Iterator[None]:
+        """Keep at most that many bytes during a ``with`` block: those that a budget leaves.
+
+        With `growth`, what is handed out during the block and what is kept come to that many bytes at the most, unless
+        more is asked for: what a plan says.
+        """
         own = max(limit, 0)
         with self._lock:
             self._limits.append(own)
+            self._sort_in()
+            ceilings = [] if growth is None else [self._used_bytes + growth]
+            self._ceilings += ceilings
             self._sort_in()
         try:
             yield
         finally:
             with self._lock:
                 self._limits.remove(own)
+                for ceiling in ceilings:
+                    self._ceilings.remove(ceiling)
 
     def clear(self) -> None:
         """Return everything that is kept to the system."""
@@ -105,9 +116,17 @@ class Memory:
         with self._lock:
             self._sort_in()
             fitting = [i for i, piece in enumerate(self._kept) if size <= len(piece) <= WASTE * size]
-            if fitting:
-                return self._kept.pop(min(fitting, key=lambda i: len(self._kept[i])))
-        return _map(size)
+            found = self._kept.pop(min(fitting, key=lambda i: len(self._kept[i]))) if fitting else None
+            self._used_bytes += size if found is None else len(found)
+            if found is not None:
+                return found
+            self._sort_in()
+        try:
+            return _map(size)
+        except MemoryError:
+            with self._lock:
+                self._used_bytes -= size
+            raise
 
     def _give_back(self, piece: mmap.mmap) -> None:
         """Keep a piece.  Called by the garbage collector, perhaps in the middle of a call that holds the lock."""
@@ -122,8 +141,11 @@ class Memory:
         """Keep what was returned; the oldest pieces go once there is too much."""
         while self._returned:
             self._kept.append(self._returned.popleft())
-        while sum(len(kept) for kept in self._kept) > self.limit:
-            self._kept.pop(0)
+            self._used_bytes -= len(self._kept[-1])
+        most = min([self.limit, *(ceiling - self._used_bytes for ceiling in self._ceilings)])
+        kept = sum(len(piece) for piece in self._kept)
+        while self._kept and kept > most:
+            kept -= len(self._kept.pop(0))
 
 
 def _map(size: int) -> mmap.mmap:
