@@ -288,13 +288,13 @@ def ways_by_hand(size: int, tile: int) -> list[tuple[Variant, int]]:
     sizes = [tile**2] * (tiles * (tiles - 1) // 2) + [tile * (tile + 1) // 2] * tiles
     kept = (pairs**2 + sum(each**2 for each in sizes)) // 2
     panel, o2, c, both = tile**2 * pairs, pairs * stored, stored**2, WORKERS * (BATCH + 1) * n * n
-    row, column, rows_of_c = tile**2 * stored, pairs * tile**2, tile**2 * stored
+    rows, column, rows_of_c = 2 * tile**2 * stored, pairs * tile**2, tile**2 * stored
     found = [
         (Variant("fused12-34", keeps=True), max(kept + o2, o2 + c)),
-        (Variant("fused12-34", keeps=True, spills_halves=True), max(kept + row, column + c)),
+        (Variant("fused12-34", keeps=True, spills_halves=True), max(kept + rows, column + c)),
         (Variant("recompute", parts=((0, tiles),), spills_result=True), max(panel + o2, o2 + rows_of_c)),
-        (Variant("fused12-34", True, (), True, True), max(kept + row, column + rows_of_c)),
-        (Variant("fused12-34", False, (), True, True), max(panel + row, column + rows_of_c)),
+        (Variant("fused12-34", True, (), True, True), max(kept + rows, column + rows_of_c)),
+        (Variant("fused12-34", False, (), True, True), max(panel + rows, column + rows_of_c)),
     ]
     return [(variant, 8 * (words + both + 4 * n * n)) for variant, words in found]
 

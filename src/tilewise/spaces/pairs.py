@@ -14,7 +14,7 @@ __all__ = ["Pairs"]
 
 _Ints = npt.NDArray[np.int64]
 
-MOST_GATHERED = 1024
+MOST_GATHERED = 384
 """Pairs in a tile that is put together of several parts, at the most."""
 
 

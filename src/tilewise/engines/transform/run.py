@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -224,25 +225,35 @@ class Run:
         self._second_half_of(file)
 
     def _spill_halves(self, file: ScratchFile) -> None:
-        """O2 row by row to a file; the integrals, and what has views of them, are let go."""
+        """O2 row by row to a file, each while the next is computed; the integrals and all views of them are let go."""
         problem, account = self.problem, self.account
         integrals = self._integrals()
-        data = allocate(account, problem.functions.largest * problem.first.elements, "A part of O2")
+        size = problem.functions.largest * problem.first.elements
+        buffers = [allocate(account, size, "A part of O2") for _ in range(2)]
         tasks = self.team.deal.tasks(self._every_row, self._every_tile)
         room = self.passes.first_room(max((self.passes.orbitals(task) for task in tasks), default=0))
-        for task in tasks:
-            halves = Halves(problem, np.array([task.row]), np.arange(problem.first.count), data)
-            if not self._restored(halves, task.row):
-                sources = self._sources(integrals, task.row)
-                with self._timed("first half"):
-                    self.passes.first_half(task, sources, halves, room)
-                self._save_row(halves, task.row)
-            with self._timed("to scratch"):
-                self._write_row(file, halves, task.row)
+        with ThreadPoolExecutor(1, thread_name_prefix="tilewise-write") as writer:
+            before: Future[None] | None = None
+            for number, task in enumerate(tasks):
+                halves = Halves(problem, np.array([task.row]), np.arange(problem.first.count), buffers[number % 2])
+                if not self._restored(halves, task.row):
+                    sources = self._sources(integrals, task.row)
+                    with self._timed("first half"):
+                        self.passes.first_half(task, sources, halves, room)
+                    self._save_row(halves, task.row)
+                self._await(before)
+                before = writer.submit(self._write_row, file, halves, task.row)
+            self._await(before)
         self.saved.sync()
         self.passes.release(room)
         integrals.close()
-        release(account, data)
+        release(account, *buffers)
+
+    def _await(self, written: Future[None] | None) -> None:
+        """Wait until a row is in scratch."""
+        with self._timed("to scratch"):
+            if written is not None:
+                written.result()
 
     # Halves
 
@@ -329,8 +340,9 @@ class Run:
         release(account, data)
 
     def _write_row(self, file: ScratchFile, halves: Halves, row: int) -> None:
-        blocks = [(row * len(halves.columns) + column, halves.block(row, column)) for column in halves.columns.tolist()]
-        self.written_bytes += self.readers.run(partial(_write, file, *each, np.inf) for each in blocks)
+        """Write a row of O2; the readers may be busy with integrals meanwhile."""
+        for column in halves.columns.tolist():
+            self.written_bytes += _write(file, row * len(halves.columns) + column, halves.block(row, column), np.inf)
 
     # Steps
 

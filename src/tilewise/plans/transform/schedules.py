@@ -383,7 +383,8 @@ def _fused_pairs(sizes: Sizes, variant: Variant) -> Cost:
     first, second = WORD * half.first, WORD * half.second
     result: Ints | int = sizes.result
     if variant.spills_halves:
-        first = np.array([WORD * problem.functions.largest * problem.first.elements])
+        # One row is written while the next is computed.
+        first = np.array([2 * WORD * problem.functions.largest * problem.first.elements])
         second = np.array([WORD * problem.functions.elements * problem.first.largest])
     if variant.spills_result:
         result = sizes.result_part
