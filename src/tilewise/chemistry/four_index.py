@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.chemistry.identity import function_numbers
 from tilewise.chemistry.integrals import (
     CoulombSource,
     FittedVectors,
@@ -378,7 +379,7 @@ def identify(source: Source, pairs: TilePairs) -> list[Any]:
     """What tells a source of integrals from others: the functions of a molecule, or digests of blocks of an array."""
     if isinstance(source, CoulombSource):
         mol = source.functions.mol
-        return [mol._add_suffix("int2e").encode(), mol._atm, mol._bas, mol._env]
+        return [mol._add_suffix("int2e").encode(), *function_numbers(mol)]
     rows, columns = np.tril_indices(pairs.count)
     if pairs.elements**2 > 2 * WHOLE:
         some = np.unique(np.linspace(0, len(rows) - 1, SAMPLES).astype(np.int64))

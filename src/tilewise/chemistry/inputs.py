@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tilewise.chemistry.chkfile import SavedMeanField, brillouin, read_chkfile
 from tilewise.chemistry.fcidump import read_fcidump, reference
 from tilewise.chemistry.geometry import Geometry, read_xyz
+from tilewise.chemistry.identity import function_numbers
 from tilewise.chemistry.integrals import hartree_fock, make_molecule, pyscf_module
 from tilewise.chemistry.orbitals import Frozen, parse_frozen
 from tilewise.engines.base import current_engine
@@ -306,9 +307,9 @@ def orbital_file(checkpoint: Path) -> Path:
 
 
 def _digest_molecule(mol: Any) -> npt.NDArray[np.uint8]:
-    summary = hashlib.blake2b(f"{mol.cart} {mol.nelectron} {mol.spin} {mol.groupname}".encode())
-    for table in (mol._atm, mol._bas, mol._env, mol._ecpbas):
-        summary.update(np.ascontiguousarray(table).tobytes())
+    summary = hashlib.blake2b(f"{mol.nelectron} {mol.spin} {mol.groupname}".encode())
+    for numbers in function_numbers(mol):
+        summary.update(numbers.tobytes())
     return np.frombuffer(summary.digest(), np.uint8)
 
 

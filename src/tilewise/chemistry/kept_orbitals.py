@@ -6,6 +6,7 @@ import hashlib
 import os
 import zipfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.chemistry.identity import function_numbers
 from tilewise.chemistry.reference import SAME_ENERGY, Reference
 from tilewise.errors import InputError, StorageError
 from tilewise.tensors import Engine
@@ -58,10 +60,10 @@ def _arrays(reference: Reference) -> dict[str, Any]:
 def _digest(integrals: Any) -> npt.NDArray[np.uint8]:
     """What tells a molecule, or an array of integrals, from others."""
     summary = hashlib.blake2b(digest_size=32)
-    tables: tuple[Any, ...] = (integrals,)
+    tables: Iterable[Any] = (integrals,)
     if hasattr(integrals, "_bas"):
-        tables = (integrals._atm, integrals._bas, integrals._env, integrals._ecpbas)
-        summary.update(f"{integrals.cart} {integrals.nelectron} {integrals.spin}".encode())
+        tables = function_numbers(integrals)
+        summary.update(f"{integrals.nelectron} {integrals.spin}".encode())
     for table in tables:
         summary.update(np.ascontiguousarray(table).tobytes())
     return np.frombuffer(summary.digest(), np.uint8)
