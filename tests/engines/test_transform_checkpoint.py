@@ -96,7 +96,7 @@ def variants(problem: Problem) -> list[Variant]:
     """Every kind, with the most and with the fewest parts."""
     found: dict[tuple[Any, ...], list[Variant]] = {}
     for variant in list_variants(problem):
-        key = variant.schedule, variant.keeps, variant.spills_halves, variant.spills_result
+        key = variant.schedule, variant.keeps, variant.rows_held, variant.spills_result
         found.setdefault(key, []).append(variant)
     return list(dict.fromkeys(each for same in found.values() for each in (same[0], same[-1])))
 

@@ -262,7 +262,7 @@ def test_orbitals_are_cut_where_pairs_of_functions_are_too_few() -> None:
 @pytest.mark.parametrize("spills_result", [False, True])
 def test_what_goes_to_disk_is_close_to_the_bound(size: int, tile: int, spills_result: bool) -> None:
     """Theorem 5.2: O2 leaves and comes back, C leaves; blocks on the diagonal of tiles are full."""
-    variant = Variant("fused12-34", spills_halves=True, spills_result=spills_result)
+    variant = Variant("fused12-34", rows_held=2, spills_result=spills_result)
     cost = cost_of(uniform(size, tile), variant, WORKERS)
     pairs = size * (size + 1) // 2
     assert cost.bound_bytes == 8 * (2 + spills_result) * pairs**2
@@ -288,13 +288,16 @@ def ways_by_hand(size: int, tile: int) -> list[tuple[Variant, int]]:
     sizes = [tile**2] * (tiles * (tiles - 1) // 2) + [tile * (tile + 1) // 2] * tiles
     kept = (pairs**2 + sum(each**2 for each in sizes)) // 2
     panel, o2, c, both = tile**2 * pairs, pairs * stored, stored**2, WORKERS * (BATCH + 1) * n * n
-    rows, column, rows_of_c = 2 * tile**2 * stored, pairs * tile**2, tile**2 * stored
+    row, column, row_of_c = tile**2 * stored, pairs * tile**2, tile**2 * stored
     found = [
         (Variant("fused12-34", keeps=True), max(kept + o2, o2 + c)),
-        (Variant("fused12-34", keeps=True, spills_halves=True), max(kept + rows, column + c)),
-        (Variant("recompute", parts=((0, tiles),), spills_result=True), max(panel + o2, o2 + rows_of_c)),
-        (Variant("fused12-34", True, (), True, True), max(kept + rows, column + rows_of_c)),
-        (Variant("fused12-34", False, (), True, True), max(panel + rows, column + rows_of_c)),
+        (Variant("fused12-34", keeps=True, rows_held=2), max(kept + 2 * row, column + c)),
+        (Variant("fused12-34", keeps=True, rows_held=1), max(kept + row, column + c)),
+        (Variant("fused12-34", True, (), 2, True), max(kept + 2 * row, column + row_of_c)),
+        (Variant("recompute", parts=((0, tiles),), spills_result=True), max(panel + o2, o2 + row_of_c)),
+        (Variant("fused12-34", True, (), 1, True), max(kept + row, column + row_of_c)),
+        (Variant("fused12-34", False, (), 2, True), max(panel + 2 * row, column + row_of_c)),
+        (Variant("fused12-34", False, (), 1, True), max(panel + row, column + row_of_c)),
     ]
     return [(variant, 8 * (words + both + 4 * n * n)) for variant, words in found]
 

@@ -34,7 +34,7 @@ MAGIC = b"tilewise restart"
 VERSION = 1
 DIGEST_BYTES = 32
 FIXED = struct.Struct(f"<16sQ{DIGEST_BYTES}s5Q")
-"""Magic, version, digest of the transform, schedule, keeps, spills_halves, spills_result, number of parts."""
+"""Magic, version, digest of the transform, schedule, keeps, rows_held, spills_result, number of parts."""
 PART = struct.Struct("<2Q")
 """A range of tiles."""
 HEAD = struct.Struct("<QQQI")
@@ -117,7 +117,7 @@ class Heading:
     def packed(self) -> bytes:
         """The heading as it stands in a file, with a digest of itself."""
         variant = self.variant
-        flags = int(variant.keeps), int(variant.spills_halves), int(variant.spills_result)
+        flags = int(variant.keeps), variant.rows_held, int(variant.spills_result)
         schedule = SCHEDULES.index(variant.schedule)
         fields = FIXED.pack(MAGIC, VERSION, self.digest, schedule, *flags, len(variant.parts))
         fields += b"".join(PART.pack(*part) for part in variant.parts)
@@ -133,7 +133,7 @@ class Heading:
             )
         if len(fields) < FIXED.size:
             raise _damaged(path)
-        _, version, digest, schedule, keeps, halves, result, count = FIXED.unpack(fields)
+        _, version, digest, schedule, keeps, rows, result, count = FIXED.unpack(fields)
         if version != VERSION:
             raise StorageError(
                 f"{path} has version {version} of the format of checkpoints. This tilewise reads version {VERSION}. "
@@ -144,7 +144,7 @@ class Heading:
         if count > MOST_PARTS or len(parts) != PART.size * count or _digest(fields + parts) != found:
             raise _damaged(path)
         ranges = tuple((begin, end) for begin, end in PART.iter_unpack(parts))
-        return cls(digest, Variant(SCHEDULES[schedule], bool(keeps), ranges, bool(halves), bool(result)))
+        return cls(digest, Variant(SCHEDULES[schedule], bool(keeps), ranges, rows, bool(result)))
 
 
 @dataclass(frozen=True, slots=True)

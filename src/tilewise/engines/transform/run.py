@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,7 +25,15 @@ from tilewise.engines.transform.team import Alone, Team
 from tilewise.patterns import Pattern
 from tilewise.plans.transform import Problem
 from tilewise.plans.transform.deal import Task
-from tilewise.plans.transform.schedules import Sizes, Variant, cost_of, deal_for, pairs_in, pairs_touching
+from tilewise.plans.transform.schedules import (
+    Sizes,
+    Variant,
+    cost_of,
+    deal_for,
+    pairs_in,
+    pairs_touching,
+    row_buffers,
+)
 from tilewise.spaces import Space
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.files import ScratchFile
@@ -225,35 +234,37 @@ class Run:
         self._second_half_of(file)
 
     def _spill_halves(self, file: ScratchFile) -> None:
-        """O2 row by row to a file, each while the next is computed; the integrals and all views of them are let go."""
+        """O2 row by row to a file, behind the computing if two are held; integrals and all views of them are let go."""
         problem, account = self.problem, self.account
         integrals = self._integrals()
-        size = problem.functions.largest * problem.first.elements
-        buffers = [allocate(account, size, "A part of O2") for _ in range(2)]
+        buffers = [allocate(account, size, "A part of O2") for size in row_buffers(problem, self.variant.rows_held)]
         tasks = self.team.deal.tasks(self._every_row, self._every_tile)
         room = self.passes.first_room(max((self.passes.orbitals(task) for task in tasks), default=0))
         with ThreadPoolExecutor(1, thread_name_prefix="tilewise-write") as writer:
-            before: Future[None] | None = None
+            pending: deque[Future[None]] = deque()
             for number, task in enumerate(tasks):
-                halves = Halves(problem, np.array([task.row]), np.arange(problem.first.count), buffers[number % 2])
+                if len(pending) == len(buffers):
+                    self._await(pending.popleft())
+                halves = Halves(
+                    problem, np.array([task.row]), np.arange(problem.first.count), buffers[number % len(buffers)]
+                )
                 if not self._restored(halves, task.row):
                     sources = self._sources(integrals, task.row)
                     with self._timed("first half"):
                         self.passes.first_half(task, sources, halves, room)
                     self._save_row(halves, task.row)
-                self._await(before)
-                before = writer.submit(self._write_row, file, halves, task.row)
-            self._await(before)
+                pending.append(writer.submit(self._write_row, file, halves, task.row))
+            for row in pending:
+                self._await(row)
         self.saved.sync()
         self.passes.release(room)
         integrals.close()
         release(account, *buffers)
 
-    def _await(self, written: Future[None] | None) -> None:
+    def _await(self, written: Future[None]) -> None:
         """Wait until a row is in scratch."""
         with self._timed("to scratch"):
-            if written is not None:
-                written.result()
+            written.result()
 
     # Halves
 

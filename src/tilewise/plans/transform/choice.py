@@ -41,8 +41,10 @@ class Rates:
 
     def seconds(self, cost: Cost, ranks: int = 1) -> float:
         """Time of a transform on so many ranks, each of them as fast as this."""
-        shared = cost.flops * cost.imbalance / self.flops + cost.integrals / self.integrals
-        return shared / ranks + cost.moved_bytes / self.disk + cost.between_bytes / (ranks * self.network)
+        computed = (cost.flops * cost.imbalance / self.flops + cost.integrals / self.integrals) / ranks
+        moved = (cost.moved_bytes - cost.behind_bytes) / self.disk + cost.between_bytes / (ranks * self.network)
+        # The first half is about half of what is computed.
+        return computed + moved + max(cost.behind_bytes / self.disk - computed / 2, 0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import numpy.typing as npt
@@ -48,10 +48,15 @@ class Variant:
     """Whether integrals are kept, each made once."""
     parts: tuple[tuple[int, int], ...] = ()
     """Ranges of tiles: of leading orbitals for `recompute`, of functions l for `fused1234`; empty for all at once."""
-    spills_halves: bool = False
-    """Whether O2 goes to scratch."""
+    rows_held: int = 0
+    """If O2 goes to scratch, its rows in memory: two, one of which is written while the next is computed, or one."""
     spills_result: bool = False
     """Whether C goes to scratch."""
+
+    @property
+    def spills_halves(self) -> bool:
+        """Whether O2 goes to scratch."""
+        return self.rows_held > 0
 
     def __str__(self) -> str:
         words = ["integrals kept"] if self.keeps else []
@@ -61,6 +66,8 @@ class Variant:
         spilled = [name for name, left in (("half", self.spills_halves), ("result", self.spills_result)) if left]
         if spilled:
             words.append(f"{' and '.join(spilled)} on disk")
+        if self.rows_held == 1:
+            words.append("one row at a time")
         return ", ".join(words)
 
 
@@ -78,6 +85,8 @@ class Cost:
     """Bytes that go to scratch."""
     read_bytes: int = 0
     """Bytes that come back from it."""
+    behind_bytes: int = 0
+    """Of those that go to scratch, bytes that do so while the first half is computed."""
     between_bytes: int = 0
     """Bytes that go from node to node."""
     imbalance: float = 1.0
@@ -118,9 +127,8 @@ def list_variants(problem: Problem, ranks: int = 1) -> Iterator[Variant]:
     for keeps in (True, False) if alone else (False,):
         yield Variant("unfused", keeps)
         yield Variant("fused12-34", keeps)
-        if alone:
-            yield Variant("fused12-34", keeps, spills_halves=True)
-            yield Variant("fused12-34", keeps, spills_halves=True, spills_result=True)
+        for rows, spills_result in product((2, 1) if alone else (), (False, True)):
+            yield Variant("fused12-34", keeps, rows_held=rows, spills_result=spills_result)
     for parts in _cuts(_lead_weights(problem)):
         yield Variant("recompute", parts=parts)
         if alone:
@@ -154,6 +162,12 @@ def pairs_in(problem: Problem, part: tuple[int, int]) -> Ints:
     """Pairs of the leading side whose leading tile is in a range."""
     tiles = problem.first.tiles[:, problem.lead(problem.first)]
     return np.flatnonzero((tiles >= part[0]) & (tiles < part[1]))
+
+
+def row_buffers(problem: Problem, rows_held: int) -> list[int]:
+    """Elements of the buffers that rows of O2 are made in, each of every so many."""
+    sizes = problem.functions.sizes
+    return [int(sizes[begin::rows_held].max(initial=0)) * problem.first.elements for begin in range(rows_held)]
 
 
 def pairs_touching(functions: TilePairs, part: tuple[int, int]) -> Ints:
@@ -313,6 +327,7 @@ class Sizes:
         integrals: int | None = None,
         written: int = 0,
         read: int = 0,
+        behind: int = 0,
     ) -> Cost:
         """A cost in which the matrices are held in every stage, and ranks wait for each other after each half.
 
@@ -326,6 +341,8 @@ class Sizes:
             Elements of A that are made, if they are kept.
         written, read : int
             Bytes to and from scratch.
+        behind : int
+            Of those written, bytes that are while the first half is computed.
         """
         stages = [each for half, wide in halves for each in (half.flops, self.second_flops(half, wide))]
         made = int(sum(half.made.sum() for half, _ in halves)) if integrals is None else integrals
@@ -335,7 +352,7 @@ class Sizes:
         imbalance = sum(int(stage.max()) for stage in stages) / mean if mean else 1.0
         bounds = self._scratch_bound(written, read), self._between_bound([half for half, _ in halves])
         flops = sum(int(stage.sum()) for stage in stages)
-        return Cost(flops, made, held, written, read, between, imbalance, *bounds)
+        return Cost(flops, made, held, written, read, behind, between, imbalance, *bounds)
 
     def _scratch_bound(self, written: int, read: int) -> int:
         """Bytes to and from scratch (Theorem 5.2), without A, which is made in memory, and C, if it stays there."""
@@ -383,8 +400,7 @@ def _fused_pairs(sizes: Sizes, variant: Variant) -> Cost:
     first, second = WORD * half.first, WORD * half.second
     result: Ints | int = sizes.result
     if variant.spills_halves:
-        # One row is written while the next is computed.
-        first = np.array([2 * WORD * problem.functions.largest * problem.first.elements])
+        first = np.array([WORD * sum(row_buffers(problem, variant.rows_held))])
         second = np.array([WORD * problem.functions.elements * problem.first.largest])
     if variant.spills_result:
         result = sizes.result_part
@@ -395,7 +411,8 @@ def _fused_pairs(sizes: Sizes, variant: Variant) -> Cost:
     ]
     spilled = WORD * int(half.first.sum()) * variant.spills_halves
     written = spilled + int(sizes.result.sum()) * variant.spills_result
-    return sizes.cost([(half, problem.size)], live, integrals=made, written=written, read=spilled)
+    behind = spilled if variant.rows_held > 1 else 0
+    return sizes.cost([(half, problem.size)], live, integrals=made, written=written, read=spilled, behind=behind)
 
 
 def _recompute(sizes: Sizes, variant: Variant) -> Cost:
