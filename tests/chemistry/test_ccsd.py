@@ -186,6 +186,16 @@ def test_starting_does_not_change_what_is_given(water: Any, ours: CCSD) -> None:
     assert np.array_equal(ours.to_pyscf()[1], copies[1])
 
 
+def test_a_start_without_the_symmetry_of_pairs_is_given_it(water: Any, theirs: Any) -> None:
+    """The equations take t(i, a, j, b) = t(j, b, i, a) for granted: what differs would stay."""
+    start = np.random.default_rng(0).normal(size=theirs.t2.shape, scale=0.01)
+    method = CCSD(water, **TIGHT)
+    method.kernel(t2=start)
+    assert method.e_corr == pytest.approx(theirs.e_corr, rel=0, abs=SAME)
+    doubles = method.to_pyscf()[1]
+    np.testing.assert_allclose(doubles, doubles.transpose(1, 0, 3, 2), rtol=0, atol=1e-10)
+
+
 def test_starts_without_singles(water: Any, theirs: Any) -> None:
     method = CCSD(water, **TIGHT)
     method.kernel(t2=theirs.t2)
@@ -198,13 +208,15 @@ def test_starts_without_singles(water: Any, theirs: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t1, t2: (t1[1:], t2), r"t1= has shape \(4, 8\), .*Expected \(5, 8\), PySCF's order.*Check frozen="),
-        (lambda t1, t2: (t1, t2[1:, 1:]), r"t2= has shape \(4, 4, 8, 8\), .*Expected \(5, 5, 8, 8\)"),
+        (lambda t1, t2: (t1[1:], t2), r"t1= has shape \(4, 8\)\. Expected \(5, 8\), PySCF's order.*Check frozen="),
+        (lambda t1, t2: (t1, t2[1:, 1:]), r"t2= has shape \(4, 4, 8, 8\)\. Expected \(5, 5, 8, 8\)"),
         (lambda t1, t2: (t1, t2.transpose(0, 2, 1, 3)), r"t2= has shape \(5, 8, 5, 8\)"),
-        (lambda t1, t2: (t1 * np.nan, t2), r"t1= .* elements that are not finite"),
+        (lambda t1, t2: (t1 * np.nan, t2), r"t1= has elements that are not finite\. Expected numbers"),
+        (lambda t1, t2: (t1, t2 + 0.1j), r"t2= is no array of real numbers: it has elements of complex128"),
+        (lambda t1, t2: ("a", t2), r"t1= is no array of real numbers"),
         (lambda t1, t2: (t1.ravel(), t2), r"t1= has shape \(40,\)"),
     ],
-    ids=["few singles", "few doubles", "other order", "no numbers", "flat"],
+    ids=["few singles", "few doubles", "other order", "no numbers", "complex", "text", "flat"],
 )
 def test_other_amplitudes_are_refused(water: Any, theirs: Any, change: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -246,6 +258,27 @@ def test_what_is_set_late_counts_or_is_refused(water: Any, late: dict[str, Any])
     assert method.spaces.occ == CCSD(water, **late).spaces.occ
 
 
+@pytest.mark.parametrize("name", ["ladder", "memory", "diis_space", "reproducible"])
+def test_a_plan_is_made_anew_for_what_is_set_after_it(water: Any, name: str) -> None:
+    """By plain assignment, as people do with PySCF's objects."""
+    value: Any = {"ladder": "none", "memory": 10**9, "diis_space": 9, "reproducible": True}[name]
+    method = CCSD(water)
+    before = method.plan()
+    setattr(method, name, value)
+    assert method.plan() is not before
+    method.kernel()
+    assert method.e_corr == pytest.approx(CCSD(water, **{name: value}).run().e_corr, rel=0, abs=1e-12)
+
+
+def test_a_plan_for_another_engine_is_not_run(water: Any) -> None:
+    method = CCSD(water)
+    before = method.plan()
+    with tw.engine("threads", workers=1) as chosen:
+        method.run()
+        assert method.plan() is not before
+        assert method.plan().engine is chosen
+
+
 def test_memory_in_megabytes(water: Any) -> None:
     method = CCSD(water, memory="2GB")
     assert method.max_memory == 2000
@@ -262,6 +295,13 @@ def test_memory_in_megabytes(water: Any) -> None:
         ({"max_cycle": -1}, "max_cycle=-1 is negative"),
         ({"diis_space": -2}, "diis_space=-2 is negative"),
         ({"iterative_damping": 0.0}, r"iterative_damping=0\.0 is no part of a step"),
+        ({"conv_tol": float("inf")}, "conv_tol=inf is no tolerance"),
+        ({"diis_space": "a"}, "diis_space="),
+        ({"callback": 3}, "callback=3 cannot be called"),
+        ({"reproducible": "no"}, "reproducible='no' is neither. Expected True or False"),
+        ({"max_memory": "x"}, "max_memory='x' is no size"),
+        ({"checkpoint": 5}, "5 is no path"),
+        ({"verbose": "a"}, "verbose="),
     ],
 )
 def test_settings_without_sense_are_refused(water: Any, settings: dict[str, Any], message: str) -> None:
@@ -453,6 +493,7 @@ REFUSED = [
         r"UHF has orbitals that are not doubly occupied or empty\. Expected a closed shell.*Make the mean field with",
     ),
     (lambda: scf.ROHF(make_mol(**OH)).run(), r"ROHF has orbitals that are not doubly occupied or empty\. Expected"),
+    (lambda: scf.ROHF(make_mol(WATER, "sto-3g")).run(), r"ROHF is a mean field of open shells, although it has none\."),
     (lambda: scf.UHF(make_mol(WATER, "sto-3g")).run(), "UHF has orbitals that are not doubly occupied or empty"),
     (lambda: not_run().run(max_cycle=1), r"RHF is not converged.*Raise mf\.max_cycle"),
     (not_run, r"RHF has no orbitals yet\..*Call mf\.run\(\) first"),
@@ -460,7 +501,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("kind", [CCSD, CCD, DRCCD])
-@pytest.mark.parametrize(("make", "message"), REFUSED, ids=["RKS", "UHF", "ROHF", "UHF-closed", "loose", "new"])
+@pytest.mark.parametrize(
+    ("make", "message"), REFUSED, ids=["RKS", "UHF", "ROHF", "ROHF-closed", "UHF-closed", "loose", "new"]
+)
 def test_other_mean_fields_are_refused(kind: Any, make: Any, message: str) -> None:
     mf = without_file(make())
     with pytest.raises(InputError, match=message):

@@ -15,10 +15,12 @@ from chemistry.cc_cases import (
     tensor_bytes,
 )
 from tilewise.chemistry import CCD, CCSD, DRCCD
+from tilewise.chemistry.diis import Footprint
 from tilewise.chemistry.four_index import Transform
 from tilewise.chemistry.hamiltonian import Hamiltonian
 from tilewise.chemistry.method_plan import reserved_bytes
 from tilewise.errors import MemoryBudgetError
+from tilewise.patterns import Pattern
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,47 @@ def test_integrals_that_do_not_fit_are_on_disk(nitrogen: Any) -> None:
     assert f"{', '.join(plan.elsewhere)} are read from disk" in plan.explain()
     assert {name for name in plan.names if not method._tensors[name].in_memory} == set(plan.elsewhere)
     assert method.e_corr == pytest.approx(CCSD(nitrogen, 2, max_cycle=3).run().e_corr, rel=0, abs=1e-10)
+
+
+@pytest.mark.parametrize("integrals", ["exact", "df"])
+def test_with_the_least_memory_all_integrals_are_elsewhere(water: Any, integrals: str) -> None:
+    least = least_memory(CCSD, water, tile=4, integrals=integrals)
+    method = CCSD(water, memory=least, tile=4, integrals=integrals).run(max_cycle=2)
+    plan = method.plan()
+    assert {"oooo_s", "oooo_a", "ov_s", "ov_a", "vv_s", "V"} <= set(plan.elsewhere)
+    assert {name for name in plan.names if not method._tensors[name].in_memory} == set(plan.elsewhere)
+    free = CCSD(water, integrals=integrals).run(max_cycle=2)
+    assert method.e_corr == pytest.approx(free.e_corr, rel=0, abs=1e-10)
+
+
+def test_vectors_over_functions_count_and_are_gone_before_tensors_are_made(
+    water: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, there = CCSD(water, integrals="cholesky"), []
+    plan = method.plan()
+    held = method.make_vectors(plan.engine).held_bytes
+    assert 0 < held <= plan.build_bytes
+    assert plan.peak_bytes >= held + plan.hamiltonian.vector_bytes
+    build = Hamiltonian.build
+
+    def look(*arguments: Any, **settings: Any) -> Any:
+        there.append(method._made_vectors)
+        return build(*arguments, **settings)
+
+    monkeypatch.setattr(Hamiltonian, "build", look)
+    method.run(max_cycle=1)
+    assert there == [None]
+
+
+def test_diis_counts_what_the_fullest_rank_has(water: Any) -> None:
+    pattern = Pattern.dense((tw.Space([30]), tw.Space([32] * 3)) * 2)
+    share = pattern.nbytes() // 3  # nine blocks on four ranks: the first has three
+    one, whole = (
+        Footprint.of([pattern], space=6, on_disk=False, nbytes=nbytes) for nbytes in (share, pattern.nbytes())
+    )
+    assert one.held_bytes == 10 * share
+    buffers = whole.peak_bytes - 13 * pattern.nbytes()
+    assert one.peak_bytes == 13 * share + buffers
 
 
 def test_too_little_memory_is_refused_with_both_sizes(water: Any) -> None:

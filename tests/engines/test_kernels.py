@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -242,6 +243,18 @@ def test_rows_in_place_of_composite_modes() -> None:
     a, b, k, x = tw.Space([12, 11]), tw.Space([13]), tw.Space([300, 280]), tw.Space([18])
     run("abk,kx->abx", [tw.random((a, b, k)), tw.random((k, x), seed=1)], "inplace")
     run("kab,kx->xab", [tw.random((k, a, b)), tw.random((k, x), seed=1)], "inplace")
+
+
+def test_rows_in_place_are_those_of_the_larger_operand() -> None:
+    """It has one element more than four times as many as the other, whose modes are not in the order of a matrix."""
+    m, n, k, p = tw.Space([127, 121]), tw.Space([16, 15]), tw.Space([256, 257]), tw.Space([2])
+    rng = np.random.default_rng(5)
+    large: dict[tuple[int, ...], Any] = {(i, i): rng.normal(size=(m.sizes[i], k.sizes[i])) for i in range(2)}
+    small: dict[tuple[int, ...], Any] = {(i, i, 0): rng.normal(size=(n.sizes[i], k.sizes[i], 2)) for i in range(2)}
+    operands = [tw.from_blocks(large, (m, k)), tw.from_blocks(small, (n, k, p))]
+    assert operands[0].pattern.nnz_elements == 4 * operands[1].pattern.nnz_elements + 1
+    run("mk,nkp->mnp", operands, "inplace")
+    run("nkp,mk->mnp", operands[::-1], "inplace")
 
 
 def test_what_is_not_read_in_place() -> None:

@@ -11,6 +11,7 @@ from tilewise.chemistry.ccsd import CCSD
 from tilewise.chemistry.method_plan import reserved_bytes
 from tilewise.chemistry.triples import TriplesInput, TriplesPlan, plan_triples, triples_energy
 from tilewise.engines.base import current_engine
+from tilewise.errors import InputError
 from tilewise.iteration import bytes_on_rank
 from tilewise.tensors import BlockTensor, Engine
 
@@ -78,6 +79,8 @@ class CCSD_T(CCSD):
 
     def plan_triples(self) -> TriplesPlan:
         """What the triples will do; for after the run."""
+        if not self._amplitudes:
+            raise InputError(f"{self.name} has no amplitudes yet. Expected them after a run. Call run() first.")
         return plan_triples(self._triples_input(), memory=self._room(current_engine()))
 
     def _triples_input(self) -> TriplesInput:

@@ -236,8 +236,9 @@ class Checkpoint:
         if manifest.digest != self.digest:
             raise InputError(
                 f"The checkpoint {path} belongs to another calculation ({manifest.digest.hex()[:12]}, this one is "
-                f"{self.digest.hex()[:12]}): another molecule, basis, method, orbitals or tiles. Expected the input of "
-                "the run that was interrupted. Remove the file to begin anew, or name another with checkpoint=."
+                f"{self.digest.hex()[:12]}): another molecule, basis, kind of integrals, ladder, orbitals or tiles. "
+                "Expected the input of the run that was interrupted. Remove the file to begin anew, or name another "
+                "with checkpoint=."
             )
         if set(names) != set(manifest.names):
             raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from abc import abstractmethod
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.chemistry.checkpoint import Checkpoint
+from tilewise.chemistry.fitted_integrals import FittedIntegrals, making_bytes
 from tilewise.chemistry.four_index import budget_of
 from tilewise.chemistry.hamiltonian import Hamiltonian
 from tilewise.chemistry.integrals import AtomicOrbitals
@@ -52,6 +54,7 @@ class CoupledCluster(Method):
 
     name: ClassVar[str] = ""
     amplitude_names: ClassVar[tuple[str, ...]] = ("t2",)
+    planned: ClassVar[tuple[str, ...]] = (*Method.planned, "ladder", "diis", "diis_space", "reproducible")
     settings: ClassVar[tuple[str, ...]] = (
         *Method.settings,
         "callback",
@@ -109,7 +112,7 @@ class CoupledCluster(Method):
         self.timings: list[Timing] = []
         self._amplitudes: Amplitudes = {}
         self._tensors: dict[str, BlockTensor] = {}
-        self._count: int | None = None
+        self._vector_sizes: tuple[int, int] | None = None
         self.set(**settings)
 
     @abstractmethod
@@ -153,10 +156,11 @@ class CoupledCluster(Method):
         return self.plan().peak_bytes
 
     def _make_plan(self, engine: Engine) -> MethodPlan:
+        self._check_settings()
         return plan_method(
             self.name,
             self.statements(),
-            Hamiltonian(self.reference, self.spaces, self._vector_count(engine), self._functions()),
+            self._hamiltonian(engine),
             self.amplitude_names,
             budget_of(self.memory, engine.ranks_per_node),
             diis_space=self.diis_space if self.diis else 0,
@@ -176,12 +180,22 @@ class CoupledCluster(Method):
             )
         return AtomicOrbitals.of(self.mol, self.tile)
 
-    def _vector_count(self, engine: Engine) -> int:
+    def _hamiltonian(self, engine: Engine) -> Hamiltonian:
         if self.integrals == "exact":
-            return 0
-        if self._count is None:
-            self._count = self.make_vectors(engine).count
-        return self._count
+            return Hamiltonian(self.reference, self.spaces, 0, self._functions())
+        if self._vector_sizes is None:
+            vectors = self.make_vectors(engine)
+            self._vector_sizes = vectors.count, making_bytes(vectors)
+        count, making = self._vector_sizes
+        return Hamiltonian(self.reference, self.spaces, count, self._functions(), making)
+
+    def _source(self, engine: Engine) -> FittedIntegrals | None:
+        """Vectors over orbitals; those over functions are not needed any more then."""
+        if self.integrals == "exact":
+            return None
+        made = FittedIntegrals.of(self.reference, self.spaces, self.make_vectors(engine), engine)
+        self._made_vectors = None
+        return made
 
     def kernel(self, t1: Any = None, t2: Any = None) -> tuple[float, BlockTensor | None, BlockTensor | None]:
         """Solve the equations.
@@ -197,8 +211,11 @@ class CoupledCluster(Method):
             Correlation energy in hartree, t1 and t2.
         """
         engine = current_engine()
+        self._check_settings()
         self._settle(engine, self.checkpoint)
         start = self._given(t1, t2)
+        if self._plan is not None and self._plan.engine is not engine:
+            self._plan = None  # it was made to look at
         plan = self.plan()
         with ExitStack() as stack:
             planned = plan.peak_bytes - reserved_bytes(plan.budget)
@@ -207,18 +224,17 @@ class CoupledCluster(Method):
                 plan.names,
                 plan.elsewhere,
                 plan.budget - reserved_bytes(plan.budget),
-                vectors=None if self.integrals == "exact" else self.make_vectors(engine),
+                source=self._source(engine),
                 scratch=self.scratch,
                 engine=engine,
                 tell=self._tell_stage,
                 reproducible=self.reproducible,
             )
-            self._made_vectors = None  # over functions they are not needed any more
             outcome = solve(
                 self._first(engine) if start is None else start,
                 self.energy_of,
                 self._update,
-                self._options(plan),
+                self._options(diis_on_disk=plan.diis_on_disk),
                 name=self.name,
                 checkpoint=self._open_checkpoint(engine),
                 log=self._log,
@@ -233,14 +249,26 @@ class CoupledCluster(Method):
         self.e_corr, self.converged, self.cycles = outcome.e_corr, outcome.converged, outcome.cycles
         self._say(f"E({self.name}) = {self.e_tot:.12f}  E_corr = {self.e_corr:.12f}", level=3)
 
-    def _options(self, plan: MethodPlan) -> Options:
+    def _check_settings(self) -> None:
+        """Raise if something was set that no run can use."""
+        self._options()
+        for name in ("callback", "progress"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise InputError(f"{name}={value!r} cannot be called. Expected a function, or None. Pass a function.")
+        for name in ("diis", "reproducible"):
+            value = getattr(self, name)
+            if not isinstance(value, (bool, np.bool_)):
+                raise InputError(f"{name}={value!r} is neither. Expected True or False. Pass one of them.")
+
+    def _options(self, *, diis_on_disk: bool = False) -> Options:
         return Options(
             max_cycle=self.max_cycle,
             conv_tol=self.conv_tol,
             conv_tol_normt=self.conv_tol_normt,
             diis_space=self.diis_space if self.diis else 0,
             diis_start_cycle=self.diis_start_cycle,
-            diis_on_disk=plan.diis_on_disk,
+            diis_on_disk=diis_on_disk,
             scratch=self.scratch,
             iterative_damping=self.iterative_damping,
         )
@@ -248,7 +276,14 @@ class CoupledCluster(Method):
     def _open_checkpoint(self, engine: Engine) -> Checkpoint | None:
         if self.checkpoint is None:
             return None
-        return Checkpoint(self.checkpoint, self.reference.digest(), engine)
+        return Checkpoint(self.checkpoint, self._digest(), engine)
+
+    def _digest(self) -> bytes:
+        """What tells the equations from others; where integrals of the ladder come from is not part of them."""
+        fitting = getattr(getattr(self._mf, "with_df", None), "auxbasis", None)
+        origin = (self.integrals, self.auxbasis, fitting, self.cholesky_tol)
+        equations = (self.ladder == "none", origin)
+        return hashlib.blake2b(self.reference.digest() + repr(equations).encode(), digest_size=32).digest()
 
     def _update(self, amplitudes: Amplitudes, check: Callable[[], None]) -> Amplitudes:
         """One quasi-Newton step."""
@@ -302,16 +337,35 @@ class CoupledCluster(Method):
                     f"{name}= has the spaces {tensor.spaces}. Expected {pattern.spaces}, those of this method's tiles. "
                     f"Pass what to_pyscf() of the other method gives, or use the same tile= and frozen=."
                 )
-            return tensor + zeros(pattern=pattern)
-        array = np.asarray(value, dtype=np.float64)
-        if array.shape != shape or not np.isfinite(array).all():
-            raise InputError(
-                f"{name}= has shape {array.shape}, or elements that are not finite. Expected {shape}, PySCF's order, "
-                "over the orbitals that are correlated. Check frozen=."
-            )
-        occ, vir = self.spaces.occ.order, self.spaces.vir.order
-        ordered = array[np.ix_(occ, vir)] if name == "t1" else array[np.ix_(occ, occ, vir, vir)].transpose(0, 2, 1, 3)
-        return self._dense(ordered, pattern)
+            placed = tensor + zeros(pattern=pattern)
+        else:
+            array = _parse_array(name, value, shape)
+            occ, vir = self.spaces.occ.order, self.spaces.vir.order
+            modes = [occ, vir] if name == "t1" else [occ, occ, vir, vir]
+            ordered = array[np.ix_(*modes)]
+            placed = self._dense(ordered if name == "t1" else ordered.transpose(0, 2, 1, 3), pattern)
+        # The equations keep t(i, a, j, b) = t(j, b, i, a), and count on it.
+        return placed if name == "t1" else 0.5 * (placed + placed.transpose(2, 3, 0, 1))
 
     def _scalar(self, expression: str, *operands: BlockTensor) -> float:
         return float(einsum(expression, *operands, reproducible=self.reproducible).item())
+
+
+def _parse_array(name: str, value: Any, shape: tuple[int, ...]) -> Floats:
+    """Amplitudes as a user gives them."""
+    remedy = "Pass what pyscf.cc or to_pyscf() gives."
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind not in "fiu":
+            raise ValueError(f"it has elements of {array.dtype}")
+        array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}= is no array of real numbers: {error}. Expected one. {remedy}") from None
+    if array.shape != shape:
+        raise InputError(
+            f"{name}= has shape {array.shape}. Expected {shape}, PySCF's order, over the orbitals that are correlated. "
+            "Check frozen=."
+        )
+    if not np.isfinite(array).all():
+        raise InputError(f"{name}= has elements that are not finite. Expected numbers. {remedy}")
+    return array

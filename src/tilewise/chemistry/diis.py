@@ -301,8 +301,9 @@ class Footprint:
         space: int,
         on_disk: bool,
         workers: int = 1,
+        nbytes: int | None = None,
     ) -> Footprint:
-        """Before anything is allocated, on one process; ranks have their share of it, except the buffers.
+        """Before anything is allocated.
 
         Parameters
         ----------
@@ -316,10 +317,12 @@ class Footprint:
             Whether they are in scratch files.
         workers : int
             Threads, each with buffers of its own.
+        nbytes : int, optional
+            Bytes that a rank has of one set of amplitudes; all of them by default.
         """
         if space < 2:
             return cls(0, 0, 0)
-        size = sum(pattern.nbytes(dtype) for pattern in patterns)
+        size = sum(pattern.nbytes(dtype) for pattern in patterns) if nbytes is None else nbytes
         buffers = max(_buffer_bytes(pattern, np.dtype(dtype), on_disk, workers) for pattern in patterns)
         if on_disk:
             return cls(0, 3 * size + buffers, 2 * space * size)

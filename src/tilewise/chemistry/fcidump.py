@@ -271,10 +271,12 @@ class _Body:
         kinds = [
             (used == np.array(kind)).all(axis=1) for kind in ((1, 1, 1, 1), (1, 1, 0, 0), (1, 0, 0, 0), (0, 0, 0, 0))
         ]
-        wrong |= ~np.any(kinds, axis=0) | ~np.isfinite(values)
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            self._reject(lines[at], _line(chunk, int(lines[at]) - line), f"indices from 0 to {self.header.norb}")
+        wrong |= ~np.any(kinds, axis=0)
+        indices = f"indices from 0 to {self.header.norb}"
+        for rows, expected in ((wrong, indices), (~np.isfinite(values), "a finite number")):
+            if rows.any():
+                at = int(lines[np.argmax(rows)])
+                self._reject(at, _line(chunk, at - line), expected)
         index = given.astype(np.int64)
         i, j, k, l = index.T - 1  # noqa: E741
         self._put(self.eri, _packed(_packed(i, j), _packed(k, l)), kinds[0], values, lines)

@@ -14,12 +14,21 @@ from tilewise.factories import from_function
 from tilewise.patterns import Pattern
 from tilewise.tensors import BlockTensor, Engine
 
-__all__ = ["FittedIntegrals"]
+__all__ = ["FittedIntegrals", "making_bytes"]
 
 Floats = npt.NDArray[np.float64]
 
 TILE = 32
 """Products of blocks are about as fast as those of matrices of this size."""
+
+
+AT_ONCE = 32
+"""Vectors over functions that are transformed at once."""
+
+
+def making_bytes(vectors: Vectors) -> int:
+    """Bytes that making vectors over orbitals takes besides them: those over functions, and slices of squares."""
+    return vectors.held_bytes + 4 * 8 * min(vectors.count, AT_ONCE) * vectors.size**2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,9 +49,10 @@ class FittedIntegrals:
         """The vectors over the orbitals of a reference; every rank has all of them."""
         occ, vir, every = plain_space(spaces.occ), plain_space(spaces.vir), joined_space(spaces.occ, spaces.vir)
         both = np.hstack([reference.occupied, reference.virtual])
-        mixed = to_orbitals(vectors, reference.occupied, both, (occ, every), engine=engine)
-        virtual = to_orbitals(vectors, reference.virtual, reference.virtual, (vir, vir), engine=engine)
-        mixed, virtual = (engine.spread(each, "replicated") for each in (mixed, virtual))
+        sides = (reference.occupied, both, (occ, every)), (reference.virtual, reference.virtual, (vir, vir))
+        mixed, virtual = (
+            engine.spread(to_orbitals(vectors, *side, at_once=AT_ONCE, engine=engine), "replicated") for side in sides
+        )
         return cls(mixed, virtual, spaces.occ.ntiles, 1e9 * float(engine.machine.gemm_rate(TILE)))
 
     def tensor(self, which: str) -> BlockTensor:

@@ -14,10 +14,9 @@ from tilewise.chemistry.four_index import Transform
 from tilewise.chemistry.integrals import AtomicOrbitals, function_integrals
 from tilewise.chemistry.reference import Reference
 from tilewise.chemistry.spaces import OrbitalSpaces, joined_space, plain_space, stored_elements
-from tilewise.chemistry.vectors import Vectors
 from tilewise.contract import find_engine
-from tilewise.engines.folding import Folding, fold, folded_block, folded_pattern, for_each_block
-from tilewise.errors import TilewiseError
+from tilewise.engines.folding import Folding, folded_block, folded_pattern, for_each_block
+from tilewise.errors import MemoryBudgetError, TilewiseError
 from tilewise.factories import from_dense, from_function, zeros
 from tilewise.iteration import allowed_pattern, bytes_on_rank
 from tilewise.patterns import Pattern, Symmetry
@@ -85,6 +84,8 @@ class Hamiltonian:
     """How many three-index vectors replace the integrals; none if these are exact."""
     functions: AtomicOrbitals | None = None
     """Atomic functions, for a ladder over them."""
+    making_bytes: int = 0
+    """Bytes that making vectors over orbitals takes besides them: those over functions, and slices."""
 
     @property
     def letters(self) -> Mapping[str, Space | Pairs]:
@@ -139,7 +140,13 @@ class Hamiltonian:
     ) -> int:
         """Most bytes that making the tensors takes, or a `MemoryBudgetError` if that is too much; nothing is made."""
         if self.vectors:
-            return 0
+            if self.making_bytes > memory:
+                raise MemoryBudgetError(
+                    f"Vectors over functions take {self.making_bytes} bytes, and there are {memory}. Give more memory.",
+                    memory,
+                    self.making_bytes,
+                )
+            return self.making_bytes
         return _Builder(self, set(elsewhere), memory, None, None, engine, None, reproducible).check(names)
 
     def build(
@@ -148,7 +155,7 @@ class Hamiltonian:
         elsewhere: Collection[str],
         memory: int,
         *,
-        vectors: Vectors | None = None,
+        source: FittedIntegrals | None = None,
         scratch: str | None = None,
         engine: Engine | None = None,
         tell: Tell | None = None,
@@ -164,12 +171,12 @@ class Hamiltonian:
             Those that are not kept in memory.
         memory : int
             Bytes for everything that this takes and leaves.
-        vectors : Vectors, optional
-            Three-index vectors to make them of.
+        source : FittedIntegrals, optional
+            Three-index vectors over orbitals to make them of.
         reproducible : bool
             Whether their bits must not depend on ranks, workers and memory.
         """
-        builder = _Builder(self, set(elsewhere), memory, vectors, scratch, find_engine(engine), tell, reproducible)
+        builder = _Builder(self, set(elsewhere), memory, source, scratch, find_engine(engine), tell, reproducible)
         return builder.build(names)
 
     def fock(self, name: str) -> BlockTensor:
@@ -190,7 +197,7 @@ class _Builder:
         hamiltonian: Hamiltonian,
         elsewhere: set[str],
         memory: int,
-        vectors: Vectors | None,
+        source: FittedIntegrals | None,
         scratch: str | None,
         engine: Engine,
         tell: Tell | None,
@@ -198,10 +205,7 @@ class _Builder:
     ) -> None:
         self.reproducible = reproducible
         self.hamiltonian, self.elsewhere, self.memory = hamiltonian, elsewhere, memory
-        self.source = (
-            None if vectors is None else FittedIntegrals.of(hamiltonian.reference, hamiltonian.spaces, vectors, engine)
-        )
-        self.scratch, self.engine, self.tell = scratch, engine, tell
+        self.source, self.scratch, self.engine, self.tell = source, scratch, engine, tell
         self.made: dict[str, BlockTensor] = {}
         self.done: list[str] = []
 
@@ -264,9 +268,8 @@ class _Builder:
         part = "oooo" if name.startswith("oooo") else "V"
         whole = self.made.get(part)
         if whole is None:
-            whole = _assembled(self.hamiltonian.pattern(part), _taker(source, *INTEGRALS[part], shift), self.engine)
-        folding = self.hamiltonian.folding(name)
-        self.made[name] = fold(whole, folding)
+            whole = from_function(_taker(source, *INTEGRALS[part], shift), pattern=self.hamiltonian.pattern(part))
+        self._keep(name, _folder(whole, self.hamiltonian.folding(name)))
 
     def _job(self, which: str, names: Sequence[str]) -> Transform:
         """The transform to the integrals that some tensors are made of, within the memory that tensors leave."""

@@ -94,9 +94,9 @@ def _pyscf() -> Any:
     return pyscf
 
 
-def _load_basis(gto: Any, basis: str, symbol: str) -> Any:
+def _load_basis(gto: Any, basis: str, symbol: str, examples: str = "sto-3g, 6-31g*, cc-pvdz or def2-svp") -> Any:
     """The functions of one element, or an error; PySCF fails in many ways on a name it does not know."""
-    remedy = "Use the name of a basis set such as sto-3g, 6-31g*, cc-pvdz or def2-svp."
+    remedy = f"Use the name of a basis set such as {examples}."
     # PySCF takes text and files for a basis too, and evaluates what they hold.
     is_name = isinstance(basis, str) and re.fullmatch(r"[A-Za-z0-9*+(), _-]+", basis)
     if not is_name or Path(basis).is_file():
@@ -249,6 +249,12 @@ class FittedVectors:
             fitting.build()
         return cls(fitting, int(fitting.get_naoaux()))
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the vectors, if they are in memory."""
+        vectors = self.fitting._cderi
+        return int(vectors.nbytes) if isinstance(vectors, np.ndarray) else 0
+
     def bring(self, at_once: int) -> Iterator[npt.NDArray[np.float64]]:
         """All vectors, at most so many at a time, over pairs p >= q."""
         yield from self.fitting.loop(blksize=at_once)
@@ -298,7 +304,7 @@ def fit_molecule(mol: Any, auxbasis: str | None = None) -> FittedVectors:
 
     if auxbasis is not None:
         for symbol in sorted({mol.atom_pure_symbol(atom) for atom in range(mol.natm)}):
-            _load_basis(gto, auxbasis, symbol)
+            _load_basis(gto, auxbasis, symbol, "cc-pvdz-ri, def2-svp-ri or weigend")
     fitting = pyscf.df.DF(mol, pyscf.df.make_auxbasis(mol, mp2fit=True) if auxbasis is None else auxbasis)
     fitting.verbose = 0
     fitting.build()

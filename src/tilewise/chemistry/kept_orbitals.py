@@ -16,35 +16,37 @@ import numpy.typing as npt
 
 from tilewise.chemistry.identity import function_numbers
 from tilewise.chemistry.reference import SAME_ENERGY, Reference
+from tilewise.engines.transform.checkpoint import parse_checkpoint
 from tilewise.errors import InputError, StorageError
 from tilewise.tensors import Engine
 from tilewise.tensors.drafts import draft
 
-__all__ = ["keep_orbitals", "orbital_path"]
+__all__ = ["keep_orbitals"]
 
 
-def orbital_path(checkpoint: str | os.PathLike[str]) -> Path:
-    """Where the orbitals of a checkpoint are."""
-    path = Path(checkpoint)
-    return path.with_name(f"{path.name}.orbitals")
-
-
-def keep_orbitals(reference: Reference, path: Path, engine: Engine) -> Reference:
-    """The reference with the orbitals that a file has; they are written to it if it is not there.
+def keep_orbitals(reference: Reference, checkpoint: str | os.PathLike[str], engine: Engine) -> Reference:
+    """The reference with the orbitals that lie beside a checkpoint; if there are none, these are written.
 
     Parameters
     ----------
     reference : Reference
         What the mean field of this run came to.
-    path : Path
-        The file.
+    checkpoint : str or Path
+        The checkpoint.
     engine : Engine
         Whose first rank reads and writes.
     """
 
     def take() -> Reference:
+        begun = parse_checkpoint(checkpoint)
+        path = begun.with_name(f"{begun.name}.orbitals")
         if path.exists():
             return _read(path, reference)
+        if begun.exists():
+            raise StorageError(
+                f"{path} is missing. Expected the orbitals that the amplitudes in {begun.name} belong to. Put it back "
+                f"beside it, or remove {begun.name} to begin anew."
+            )
         _write(path, reference)
         return reference
 
@@ -52,8 +54,12 @@ def keep_orbitals(reference: Reference, path: Path, engine: Engine) -> Reference
     return replace(reference, **found)
 
 
+DAMAGES = (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What reading a damaged archive of arrays may raise."""
+
+
 def _arrays(reference: Reference) -> dict[str, Any]:
-    names = ("occupied", "virtual", "fock", "irreps", "e_tot")
+    names = ("occupied", "virtual", "fock", "irreps", "e_tot", "active")
     return {name: getattr(reference, name) for name in names}
 
 
@@ -80,7 +86,7 @@ def _read(path: Path, reference: Reference) -> Reference:
     try:
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             found: dict[str, Any] = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGES as error:
         raise StorageError(
             f"{path} cannot be read: {error}. Expected orbitals as they were written. {remedy}"
         ) from error
@@ -88,9 +94,10 @@ def _read(path: Path, reference: Reference) -> Reference:
     same = {"origin", *(name for name, value in own.items() if value is not None)} == set(found)
     same = same and np.array_equal(found.pop("origin"), _digest(reference.integrals))
     same = same and all(found[name].shape == np.shape(own[name]) for name in found)
+    same = same and np.array_equal(found["active"], reference.active)
     if not same or abs(float(found["e_tot"]) - reference.e_tot) > SAME_ENERGY:
         raise InputError(
-            f"{path} has the orbitals of another molecule, basis, or choice of frozen orbitals. Expected those of this "
-            f"run. {remedy}"
+            f"{path} has the orbitals of another molecule, basis, point group, or choice of frozen orbitals. Expected "
+            f"those of this run. {remedy}"
         )
     return replace(reference, **(found | {"e_tot": float(found["e_tot"])}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.chemistry.kept_orbitals import keep_orbitals, orbital_path
+from tilewise.chemistry.kept_orbitals import keep_orbitals
 from tilewise.chemistry.orbitals import Frozen
 from tilewise.chemistry.reference import Reference, parse_reference
 from tilewise.chemistry.spaces import OrbitalSpaces, stored_elements
@@ -20,6 +21,7 @@ from tilewise.errors import InputError
 from tilewise.factories import from_dense, zeros
 from tilewise.patterns import Pattern
 from tilewise.plans.budget import parse_memory
+from tilewise.plans.propagation import nonnegative
 from tilewise.spaces.integers import parse_integer
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.drafts import parse_scratch
@@ -63,6 +65,8 @@ class Method(ABC):
 
     name: ClassVar[str] = ""
     settings: ClassVar[tuple[str, ...]] = ("max_memory", "memory", "progress", "stdout", "verbose")
+    planned: ClassVar[tuple[str, ...]] = ("memory", "scratch")
+    """Attributes that a plan depends on."""
 
     def __init__(
         self,
@@ -92,7 +96,9 @@ class Method(ABC):
         self._check_integrals()
         self._frozen, self.memory = frozen, memory
         self.scratch = None if scratch is None else parse_scratch(scratch)
-        self.verbose = getattr(mf, "verbose", 0) if verbose is None else verbose
+        self.verbose = parse_integer(
+            getattr(mf, "verbose", 0) if verbose is None else verbose, "verbose=", "Pass a number from 0 to 9."
+        )
         self.progress = progress
         self.stdout = getattr(self.mol, "stdout", None)
         self._tile = _parse_tile(tile)
@@ -154,8 +160,15 @@ class Method(ABC):
 
     @max_memory.setter
     def max_memory(self, megabytes: float) -> None:
-        self.memory = int(megabytes * 1e6)
-        self._plan = None
+        number = nonnegative(megabytes)
+        if not number or number == math.inf:
+            raise InputError(f"max_memory={megabytes!r} is no size. Expected megabytes, a number > 0. Pass 4000, say.")
+        self.memory = int(number * 1e6)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in self.planned:
+            self._plan = None
 
     def set(self: Self, **settings: Any) -> Self:
         """Set attributes, as PySCF's objects do."""
@@ -166,7 +179,6 @@ class Method(ABC):
                     "Correct the name."
                 )
             setattr(self, name, value)
-        self._plan = None
         return self
 
     @abstractmethod
@@ -196,7 +208,7 @@ class Method(ABC):
             return
         reference = self._given_reference.of_first(engine)
         if checkpoint is not None:
-            reference = keep_orbitals(reference, orbital_path(checkpoint), engine)
+            reference = keep_orbitals(reference, checkpoint, engine)
         self.reference, self.spaces = reference.tiled(self._tile)
         self._plan = self._over_orbitals = None
 

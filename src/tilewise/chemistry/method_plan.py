@@ -51,7 +51,9 @@ class MethodPlan:
     budget: int
     """Bytes for everything."""
     build_bytes: int
-    """Bytes in memory at the peak of making the tensors."""
+    """Bytes in memory at the peak of making the tensors, besides vectors over orbitals."""
+    engine: Engine
+    """Who runs it."""
 
     @property
     def flops(self) -> int:
@@ -100,11 +102,13 @@ def plan_method(
             if search.resident_bytes(elsewhere) + footprint.peak_bytes + fixed > budget:
                 continue
             try:
-                build = search.check_build(elsewhere, budget - reserved_bytes(budget))
+                build = search.check_build(elsewhere, budget - fixed)
                 iteration = search.iteration(elsewhere, budget - footprint.held_bytes - fixed)
             except MemoryBudgetError:
                 continue
-            return MethodPlan(name, hamiltonian, iteration, search.names, elsewhere, footprint, on_disk, budget, build)
+            return MethodPlan(
+                name, hamiltonian, iteration, search.names, elsewhere, footprint, on_disk, budget, build, engine
+            )
     least = search.least_bytes(footprints[1]) + hamiltonian.vector_bytes
     least = min(least + RESERVE_BYTES, int(least / (1 - RESERVE)) + 1)
     raise MemoryBudgetError(
@@ -159,10 +163,9 @@ class _Search:
 
     def footprint(self, space: int, on_disk: bool) -> Footprint:
         """What DIIS needs on a rank."""
-        patterns = list(self.patterns.values())
-        whole = Footprint.of(patterns, space=space, on_disk=on_disk, workers=self.engine.workers)
-        held, peak = (-(-size // self.engine.ranks) for size in (whole.held_bytes, whole.peak_bytes))
-        return Footprint(held, peak, whole.disk_bytes)
+        patterns, engine = list(self.patterns.values()), self.engine
+        share = sum(bytes_on_rank(pattern, engine) for pattern in patterns)
+        return Footprint.of(patterns, space=space, on_disk=on_disk, workers=engine.workers, nbytes=share)
 
     def resident_bytes(self, elsewhere: Sequence[str]) -> int:
         """Bytes of the tensors that stay in memory."""
@@ -245,7 +248,7 @@ def _memory_table(plan: MethodPlan) -> Table:
         ("    tensors", bytes_text(worst.held_bytes)),
         ("    buffers", bytes_text(worst.added_bytes)),
         ("    DIIS", bytes_text(plan.diis.held_bytes)),
-        *(() if plan.hamiltonian.vectors else (("  of making the integrals", bytes_text(plan.build_bytes)),)),
+        ("  of making the integrals", bytes_text(plan.build_bytes)),
         *((("  and vectors", bytes_text(plan.hamiltonian.vector_bytes)),) if plan.hamiltonian.vectors else ()),
         ("  and libraries and small objects", bytes_text(reserved_bytes(plan.budget))),
     )

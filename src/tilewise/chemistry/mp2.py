@@ -91,7 +91,6 @@ class MP2(Method):
         )
         self.tol = tol
         self.t2: BlockTensor | None = None
-        self._job: Transform | None = None
         if tol is not None and self.integrals != "exact":
             raise InputError(
                 f"tol={tol!r} was given with integrals={self.integrals!r}. Expected it with exact ones, whose blocks "
@@ -135,10 +134,10 @@ class MP2(Method):
         return execute(made, vectors, vectors)
 
     def _transform(self, engine: Engine) -> Transform:
-        if self._job is None or self._job.engine is not engine:
+        if self._plan is None or self._plan.engine is not engine:
             pair = [self.reference.occupied, self.reference.virtual]
             spaces = [plain_space(self.spaces.occ), plain_space(self.spaces.vir)]
-            self._job = Transform(
+            self._plan = Transform(
                 self.reference.integrals,
                 pair * 2,
                 spaces=spaces * 2,
@@ -149,7 +148,8 @@ class MP2(Method):
                 engine=engine,
                 progress=self.speaker.say,
             )
-        return self._job
+        made: Transform = self._plan
+        return made
 
     def _vectors(self, engine: Engine) -> BlockTensor:
         """B(Q, ia) of the orbitals that are correlated."""

@@ -83,6 +83,11 @@ def _check_solved(mf: Any) -> None:
             f"{name} has orbitals that are not doubly occupied or empty. Expected a closed shell. "
             "Make the mean field with pyscf.scf.RHF of a molecule with spin=0."
         )
+    if hasattr(mf, "istype") and mf.istype("ROHF"):
+        raise InputError(
+            f"{name} is a mean field of open shells, although it has none. Expected a restricted one. Make it with "
+            "pyscf.scf.RHF(mol).run()."
+        )
     if len(coefficients) != mf.mol.nao or mf.mol.incore_anyway or np.iscomplexobj(coefficients):
         raise InputError(
             f"{name} has {coefficients.dtype} orbitals of {len(coefficients)} functions, or integrals of its "

@@ -41,6 +41,8 @@ class Reference:
     """Irrep of each orbital, such that products are XORs; None without symmetry."""
     e_tot: float
     """Energy of the mean field, in hartree."""
+    active: Ints
+    """Numbers of both among the orbitals of the mean field."""
 
     @property
     def nocc(self) -> int:
@@ -57,7 +59,7 @@ class Reference:
 
         Each rank has solved its mean field by itself, and orbitals have no sign of their own.
         """
-        given = (self.occupied, self.virtual, self.fock, self.irreps, self.e_tot)
+        given = (self.occupied, self.virtual, self.fock, self.irreps, self.e_tot, self.active)
         found = engine.of_first(given)
         shapes = [[part.shape for part in each[:2]] for each in (given, found)]
         if shapes[0] != shapes[1] or abs(self.e_tot - found[4]) > SAME_ENERGY:
@@ -79,14 +81,16 @@ class Reference:
             virtual=np.ascontiguousarray(self.virtual[:, spaces.vir.order]),
             fock=np.ascontiguousarray(self.fock[np.ix_(order, order)]),
             irreps=None if self.irreps is None else self.irreps[order],
+            active=self.active[order],
         )
         return ordered, spaces
 
     def digest(self) -> bytes:
-        """What tells this reference from others, whatever the signs of its orbitals."""
-        summary = hashlib.blake2b(digest_size=16)
-        numbers = np.concatenate([[self.nocc, self.nvir, self.e_tot], np.diag(self.fock)])
-        summary.update(np.round(numbers, 6).tobytes())
+        """What tells these orbitals from others, to the last bit: amplitudes have their signs."""
+        summary = hashlib.blake2b(digest_size=32)
+        for part in (self.active, self.occupied, self.virtual, self.fock):
+            summary.update(f"{part.shape}".encode())
+            summary.update(np.ascontiguousarray(part).tobytes())
         return summary.digest()
 
 
@@ -115,6 +119,7 @@ def parse_reference(mf: Any, frozen: Frozen) -> Reference:
         fock=fock,
         irreps=None if irreps is None else irreps[chosen],
         e_tot=float(mf.e_tot),
+        active=chosen,
     )
 
 

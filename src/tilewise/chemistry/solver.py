@@ -69,7 +69,7 @@ class Options:
                 raise InputError(f"{name}={value} is negative. Expected an integer >= 0. Pass a number such as 6.")
         for name in ("conv_tol", "conv_tol_normt"):
             value = getattr(self, name)
-            if not nonnegative(value):
+            if not 0 < (nonnegative(value) or 0) < math.inf:
                 raise InputError(f"{name}={value!r} is no tolerance. Expected a number > 0. Pass one such as 1e-7.")
         if not 0 < (nonnegative(self.iterative_damping) or 0) <= 1:
             raise InputError(

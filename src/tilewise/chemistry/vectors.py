@@ -75,6 +75,8 @@ class Vectors:
     """Who holds the vectors; None on ranks that have to ask the first one."""
     engine: Engine
     """Whose ranks share them."""
+    held_bytes: int = 0
+    """Bytes in memory that are free when these are gone; of the first rank."""
 
     def bring(self, at_once: int) -> Iterator[Floats]:
         """All vectors, at most so many at a time, as arrays (vectors, pairs); every rank has to ask for them.
@@ -146,8 +148,8 @@ def fitted_vectors(mol_or_mf: Any, auxbasis: str | None = None, *, engine: str |
         return fit_molecule(mol, auxbasis) if fitting is None else FittedVectors.of(mol_or_mf)
 
     source = found.agree(make, once=True)
-    count = found.of_first(0 if source is None else source.count)
-    return Vectors(count, int(mol.nao), None, source, found)
+    count, held = found.of_first((0, 0) if source is None else (source.count, source.held_bytes))
+    return Vectors(count, int(mol.nao), None, source, found, 0 if fitting is not None else held)
 
 
 def cholesky_vectors(
@@ -191,7 +193,8 @@ def cholesky_vectors(
     source, error = (None, 0.0) if made is None else made
     count = 0 if source is None else sum(map(len, source.arrays))
     count, error = found.of_first((count, error))
-    return Vectors(count, int(molecule.nao), error, source, found)
+    size = int(molecule.nao)
+    return Vectors(count, size, error, source, found, WORD * count * (size * (size + 1) // 2))
 
 
 def _parse_tol(tol: Any) -> float:

@@ -116,7 +116,7 @@ def _fold_part(tensor: BlockTensor, folding: Folding, parts: tuple[int, int], ou
     y = x if same_cols else find_block(tensor, second)
     sizes = [int(space.sizes[tile]) for space, tile in zip(tensor.spaces, first, strict=True)]
     shown = np.zeros(sizes) if x is None else x
-    other = shown.transpose(0, 3, 2, 1) if y is None else y
+    other = shown if y is None else y
     fold_block(
         _plain(shown),
         _plain(other),
@@ -197,7 +197,7 @@ def unfolded_block(
 
 
 def _plain(block: Array) -> Array:
-    """A writable-looking C-ordered view: compiled code is made once for this kind of array."""
+    """A block in C order: compiled code is made for that alone."""
     return np.ascontiguousarray(block)
 
 

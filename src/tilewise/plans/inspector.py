@@ -162,9 +162,13 @@ def _inspect(
     `kept` is a threshold that was chosen before, and the bound on the error it causes.
     """
     patterns = operands[0].pattern, operands[1].pattern
-    inplace = choices is None and not on_devices and dtype.kind == "f" and _is_read_in_place(contraction, *patterns)
-    # Rows that are packed come from the smaller operand, rows that are read in place from the larger one.
-    swapped = _rows_from_right(contraction, *patterns) != inplace if choices is None else choices.swapped
+    inplace = None
+    if choices is None and not on_devices and dtype.kind == "f":
+        inplace = _read_in_place(contraction, *patterns)
+    if choices is not None:
+        swapped = choices.swapped
+    else:
+        swapped = _rows_from_right(contraction, *patterns) if inplace is None else inplace == 1
     order = (1, 0) if swapped else (0, 1)
     modes = (
         _modes(contraction.left, contraction, contraction.m),
@@ -180,7 +184,7 @@ def _inspect(
     parts = 2 if dtype.kind == "c" else 1
     if choices is None:
         kernel, segment = _choose_kernel(contraction, rows, cols, by_row, by_inner, lengths, operands)
-        kernel = "inplace" if inplace else kernel
+        kernel = kernel if inplace is None else "inplace"
         kernel = "device" if on_devices and kernel != "loops" else kernel
         drop, dropped_bound = choose_drop(by_row, by_inner, cols.panels.size, tolerance, stop) if kept is None else kept
     else:
@@ -258,27 +262,29 @@ def _rows_from_right(contraction: Contraction, left: Pattern, right: Pattern) ->
     return bool(contraction.result) and contraction.result[-1] in contraction.m
 
 
-def _is_read_in_place(contraction: Contraction, left: Pattern, right: Pattern) -> bool:
-    """Whether the larger operand is read where it lies: it is much larger, in large blocks that are plain matrices.
+def _read_in_place(contraction: Contraction, left: Pattern, right: Pattern) -> int | None:
+    """Number of the operand whose blocks are rows that are read where they lie, or None to pack both.
 
-    Products that BLAS does well are left to it (`_choose_kernel`).
+    It is much larger than the other one, in large blocks that are plain matrices. Products that BLAS does well are left
+    to it (`_choose_kernel`).
     """
     sizes = left.nnz_elements, right.nnz_elements
     if contraction.batch or max(sizes) <= INPLACE_RATIO * min(sizes):
-        return False
+        return None
+    number = int(np.argmax(sizes))
     large, form, rows, cols = (
-        (left, contraction.left_form, contraction.m, contraction.n)
-        if sizes[0] > sizes[1]
-        else (right, contraction.right_form, contraction.n, contraction.m)
-    )
+        (left, contraction.left_form, contraction.m, contraction.n),
+        (right, contraction.right_form, contraction.n, contraction.m),
+    )[number]
     if form == "permuted" or (large.symmetry is not None and not _is_symmetric_matrix(large)):
-        return False
+        return None
     names, spaces = contraction.left + contraction.right, left.spaces + right.spaces
     mean = {name: space.size / max(space.ntiles, 1) for name, space in zip(names, spaces, strict=True)}
     edges = [math.prod(mean[name] for name in group) for group in (rows, cols, contraction.k)]
     if _is_for_blas(contraction, (left, right), *edges):
-        return False
-    return edges[0] >= ROW_STRIP and edges[1] >= INPLACE_COLUMNS and edges[2] >= INPLACE_DEPTH
+        return None
+    large_enough = edges[0] >= ROW_STRIP and edges[1] >= INPLACE_COLUMNS and edges[2] >= INPLACE_DEPTH
+    return number if large_enough else None
 
 
 def _is_for_blas(contraction: Contraction, patterns: tuple[Pattern, Pattern], m: float, n: float, k: float) -> bool:

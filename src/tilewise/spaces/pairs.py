@@ -24,7 +24,8 @@ class Pairs:
 
     The pairs of two tiles P >= Q are a *part* of a tile: all p, q of different tiles with q running fastest, and those
     with p >= q (p > q if antisymmetric) of one tile.  Without irreps each part is a tile; parts whose irreps have the
-    same product, which becomes the irrep of the tile, are put together, since tiles of few orbitals have few pairs.
+    same product, which becomes the irrep of the tile, are put together up to `MOST_GATHERED` pairs, since tiles of few
+    orbitals have few.
 
     Examples
     --------

@@ -54,7 +54,7 @@ def check_regular(path: Path) -> None:
     """Raise if a path leads to something else than a file: reading a pipe would wait, writing would replace it."""
     try:
         mode = os.stat(path).st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "no file"

@@ -171,7 +171,7 @@ def sum_words(view: memoryview, before: int = 0) -> int:
     """The sum of all words of eight bytes, added to that of what comes before.
 
     A file that is read again and again while products are computed needs a checksum that is faster than a disk.  This
-    one notices a word that changed and a block in the place of another.
+    one notices a word that changed and a block in the place of another, but not words in another order.
     """
     whole = len(view) // WORD_BYTES * WORD_BYTES
     words = np.frombuffer(view[:whole], np.uint64)

@@ -109,7 +109,7 @@ class Memory:
     def clear(self) -> None:
         """Return everything that is kept to the system."""
         with self._lock:
-            self._returned.clear()
+            self._sort_in()
             self._kept.clear()
 
     def _take(self, size: int) -> mmap.mmap:

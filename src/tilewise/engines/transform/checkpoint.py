@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
 MAGIC = b"tilewise restart"
-VERSION = 1
+VERSION = 2
 DIGEST_BYTES = 32
 FIXED = struct.Struct(f"<16sQ{DIGEST_BYTES}s5Q")
 """Magic, version, digest of the transform, schedule, keeps, rows_held, spills_result, number of parts."""
@@ -248,7 +248,8 @@ class Checkpoint:
 
         handle = _write_file(self.path, self.heading, write)
         os.close(self.handle)
-        self.handle, self.units = handle, units
+        unit = units[kind, number]
+        self.handle, self.units, self.end = handle, units, unit.begin + unit.length
 
     def sync(self) -> None:
         """Wait until all units are on the disk."""

@@ -1,0 +1,129 @@
+"""Going on from a checkpoint of a method: only by the same orbitals and equations."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chemistry.cc_cases import mean_field_of
+from chemistry.molecules import WATER, mean_field
+from tilewise.chemistry import CCSD, CCSD_T
+from tilewise.errors import InputError, StorageError
+
+OTHER = "belongs to another calculation"
+
+
+@pytest.fixture
+def water() -> Any:
+    return mean_field_of("water", "sto-3g")
+
+
+@pytest.fixture
+def path(tmp_path: Path, water: Any) -> Path:
+    """The checkpoint of a run that has ended."""
+    CCSD(water, [0], checkpoint=tmp_path / "run.h5").run()
+    return tmp_path / "run.h5"
+
+
+def test_the_same_goes_on(path: Path, water: Any) -> None:
+    first, again = CCSD(water, [0]).run(), CCSD(water, [0], checkpoint=path, ladder="direct").run()
+    assert again.cycles == first.cycles
+    assert again.e_corr == pytest.approx(first.e_corr, rel=0, abs=1e-12)
+    assert not again.timings  # nothing was left to do
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ladder": "none"},
+        {"integrals": "df"},
+        {"integrals": "df", "auxbasis": "weigend"},
+        {"integrals": "cholesky"},
+    ],
+    ids=str,
+)
+def test_other_equations_do_not(path: Path, water: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=OTHER):
+        CCSD(water, [0], checkpoint=path, **settings).run()
+
+
+@pytest.mark.parametrize("settings", [{"integrals": "cholesky", "cholesky_tol": 1e-2}, {"integrals": "df"}], ids=str)
+def test_nor_do_other_vectors(tmp_path: Path, water: Any, settings: dict[str, Any]) -> None:
+    CCSD(water, checkpoint=tmp_path / "run.h5", integrals="cholesky").run(max_cycle=2)
+    with pytest.raises(InputError, match=OTHER):
+        CCSD(water, checkpoint=tmp_path / "run.h5", **settings).run()
+
+
+@pytest.mark.parametrize("frozen", [[1], [0, 6], None], ids=str)
+def test_nor_do_other_orbitals(path: Path, water: Any, frozen: Any) -> None:
+    """Even if there are as many of them."""
+    with pytest.raises(InputError, match=r"run\.h5\.orbitals has the orbitals of another .*choice of frozen orbitals"):
+        CCSD(water, frozen, checkpoint=path).run()
+
+
+def test_nor_does_another_molecule(path: Path) -> None:
+    other = mean_field(WATER.replace("0.587", "0.588", 1), "sto-3g")
+    with pytest.raises(InputError, match=r"run\.h5\.orbitals has the orbitals of another molecule"):
+        CCSD(other, [0], checkpoint=path).run()
+
+
+def test_orbitals_that_are_missing_are_asked_for(path: Path, water: Any) -> None:
+    """Others of the same energies have other signs, which amplitudes have too."""
+    path.with_name("run.h5.orbitals").unlink()
+    with pytest.raises(StorageError, match=r"run\.h5\.orbitals is missing\. .*remove run\.h5 to begin anew"):
+        CCSD(water, [0], checkpoint=path).run()
+    path.unlink()
+    assert CCSD(water, [0], checkpoint=path).run().timings
+
+
+def test_orbitals_of_other_signs_are_refused(path: Path, water: Any) -> None:
+    turned = make_turned(water)
+    kept = path.with_name("run.h5.orbitals")
+    kept.unlink()
+    path.rename(path.with_name("aside"))
+    CCSD(turned, [0], checkpoint=path).run(max_cycle=0)
+    path.with_name("aside").replace(path)
+    with pytest.raises(InputError, match=OTHER):
+        CCSD(turned, [0], checkpoint=path).run()
+
+
+def make_turned(mf: Any) -> Any:
+    """The same mean field with other signs of its orbitals."""
+    turned = mf.copy()
+    turned.mo_coeff = mf.mo_coeff * [1, -1, 1, -1, 1, -1, 1]
+    return turned
+
+
+def test_orbitals_lie_where_a_link_leads(tmp_path: Path, water: Any) -> None:
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "run.h5", tmp_path / "link.h5"
+    link.symlink_to(target)
+    first = CCSD_T(water, checkpoint=link).run()
+    assert target.with_name("run.h5.orbitals").exists()
+    again = CCSD_T(make_turned(water), checkpoint=target).run()
+    assert again.e_t == pytest.approx(first.e_t, rel=0, abs=1e-9)
+
+
+def test_a_path_below_the_home_folder(tmp_path: Path, water: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    CCSD(water, checkpoint="~/run.h5").run(max_cycle=1)
+    assert (tmp_path / "run.h5.orbitals").exists()
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path, water: Any) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match=r"is in a folder that does not exist"):
+        CCSD(water, checkpoint=tmp_path / "file" / "run.h5").run()
+
+
+@pytest.mark.parametrize("at", range(30, 3000, 250))
+def test_damaged_orbitals_are_refused(path: Path, water: Any, at: int) -> None:
+    kept = path.with_name("run.h5.orbitals")
+    raw = bytearray(kept.read_bytes())
+    raw[at % len(raw)] ^= 0x41
+    kept.write_bytes(raw)
+    with suppress(InputError, StorageError):  # or the byte does not matter
+        assert not CCSD(water, [0], checkpoint=path).run().timings
