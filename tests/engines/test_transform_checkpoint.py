@@ -275,8 +275,8 @@ def test_a_file_that_is_no_checkpoint_is_left_alone(tmp_path: Path, content: byt
 
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = stopped(tmp_path, HALF_DONE[0])
-    monkeypatch.setattr("tilewise.engines.transform.checkpoint.VERSION", 2)
-    with pytest.raises(StorageError, match=r"has version 1 of the format .* reads version 2\. Use"):
+    monkeypatch.setattr("tilewise.engines.transform.checkpoint.VERSION", 3)
+    with pytest.raises(StorageError, match=r"has version 2 of the format .* reads version 3\. Use"):
         read_variant(job.path, job.digest)
 
 

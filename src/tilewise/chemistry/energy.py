@@ -461,7 +461,7 @@ def _check_options(method: str, options: dict[str, Any]) -> str:
     wrong = [each for each in ITERATES if each in options and not issubclass(kind, CoupledCluster)]
     if wrong:
         raise InputError(
-            f"{wrong[0]}={str(options[wrong[0]])!r} was given with {TITLES[name]}, which does not iterate. Expected it "
+            f"{wrong[0]}={options[wrong[0]]} was given with {TITLES[name]}, which does not iterate. Expected it "
             f"with a method that does. Leave {wrong[0]} out."
         )
     if "force" in options and name != "ccsd(t)":
