@@ -455,14 +455,9 @@ def test_the_orbitals_that_were_kept_are_used(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            ["--basis", "sto-3g"],
-            "has the orbitals of another molecule, basis, point group, or choice of frozen orbitals",
-        ),
-        (
-            ["--basis", "6-31g", "--frozen", "1"],
-            "has the orbitals of another molecule, basis, point group, or choice of frozen",
-        ),
+        (["--basis", "sto-3g"], "has the orbitals of another molecule, basis, point group, or choice of frozen"),
+        (["--basis", "6-31g", "--frozen", "1"], "has the orbitals of another molecule, basis, point group, or choice"),
+        (["--basis", "6-31g", "--integrals", "df"], "belongs to another calculation"),
         (["--basis", "6-31g", "--method", "ccd"], "has amplitudes t1, t2. Expected t2"),
     ],
 )

@@ -151,7 +151,8 @@ def _multiply_chunk(
     while first < n:
         count = min(whole, n - first)
         width = padded(count, lanes)
-        direct = neighbours and count == width
+        halves = (2 * count + lanes - 1) // lanes
+        direct = neighbours and 2 * count == halves * lanes
         to = data_address + (base + tables.inner[col0 + first]) * item
         col_at = columns.strip_at[col] + first * depth + col_k0 * width
         row, row_at = row0, np.int64(rows.data.ctypes.data) + corner * item
@@ -160,7 +161,7 @@ def _multiply_chunk(
             size = narrow + 1 if s < wider else narrow
             multiply_strided(
                 sample,
-                (size - 1) * MAX_VECTORS + width // lanes - 1,
+                (size - 1) * 2 * MAX_VECTORS + halves - 1,
                 row_at,
                 row_step,
                 k_step,

@@ -78,27 +78,32 @@ class TileBuilder:
     """What the names of its functions begin with."""
     arguments: ClassVar[int] = 9
     """How many arguments they take, integers all."""
+    widths: ClassVar[tuple[int, ...]] = tuple(range(2, 2 * MAX_VECTORS + 1, 2))
+    """How wide their tiles are, in halves of a vector; slivers of columns are whole vectors all the same."""
 
-    def __init__(self, module: ir.Module, itemsize: int, rows: int, vectors: int) -> None:
-        self.rows, self.vectors, self.itemsize = rows, vectors, itemsize
+    def __init__(self, module: ir.Module, itemsize: int, rows: int, halves: int) -> None:
+        self.rows, self.vectors, self.itemsize = rows, (halves + 1) // 2, itemsize
         self.lanes = lanes(itemsize)
-        self.col_bytes = vectors * self.lanes * itemsize
+        self.col_bytes = self.vectors * self.lanes * itemsize
         self.element = ir.DoubleType() if itemsize == 8 else ir.FloatType()
-        self.vector = ir.VectorType(self.element, self.lanes)
-        self.fma = self._declare_fma(module)
+        last = self.lanes // 2 if halves % 2 else self.lanes
+        self.kinds = [ir.VectorType(self.element, self.lanes)] * (self.vectors - 1) + [
+            ir.VectorType(self.element, last)
+        ]
+        self.fma = {kind.count: self._declare_fma(module, kind) for kind in self.kinds}
         self.prefetch = declare_prefetch(module)
-        name = f"{self.prefix}_{itemsize}_{rows}_{vectors}"
+        name = f"{self.prefix}_{itemsize}_{rows}_{halves}"
         kind = ir.FunctionType(ir.VoidType(), [INT64] * self.arguments)
         self.function = ir.Function(module, kind, name)
         self.function.linkage = "internal"
         self.function.attributes.add("noinline")
         self._emit()
 
-    def _declare_fma(self, module: ir.Module) -> ir.Function:
-        name = f"llvm.fma.v{self.lanes}f{8 * self.itemsize}"
+    def _declare_fma(self, module: ir.Module, kind: ir.VectorType) -> ir.Function:
+        name = f"llvm.fma.v{kind.count}f{8 * self.itemsize}"
         if name in module.globals:
             return module.globals[name]
-        return ir.Function(module, ir.FunctionType(self.vector, [self.vector] * 3), name)
+        return ir.Function(module, ir.FunctionType(kind, [kind] * 3), name)
 
     def _emit(self) -> None:
         """For each segment, for each k: multiply-add; then write the tile.  LLVM turns the variables into registers."""
@@ -142,8 +147,8 @@ class TileBuilder:
 
     def _sums(self, b: ir.IRBuilder) -> list[Any]:
         """The elements of the tile, vector by vector, as zeros."""
-        zeros = ir.Constant(self.vector, [0.0] * self.lanes)
-        return [self._variable(b, zeros) for _ in range(self.rows * self.vectors)]
+        zeros = [ir.Constant(kind, [0.0] * kind.count) for kind in self.kinds]
+        return [self._variable(b, zero) for _ in range(self.rows) for zero in zeros]
 
     @staticmethod
     def _variable(b: ir.IRBuilder, value: Any) -> Any:
@@ -168,7 +173,7 @@ class TileBuilder:
         table = b.inttoptr(lines, INT64.as_pointer())
         item = constant(self.itemsize)
         places = [b.add(out, b.mul(b.load(b.gep(table, [constant(r)])), item)) for r in range(self.rows)]
-        end = constant((self.vectors * self.lanes - 1) * self.itemsize)
+        end = constant((sum(kind.count for kind in self.kinds) - 1) * self.itemsize)
         for place in places:
             b.call(self.prefetch, [b.inttoptr(b.add(place, end), BYTE.as_pointer()), *PREFETCH_READ])
         return places
@@ -180,8 +185,8 @@ class TileBuilder:
         for block, old in ((storing, False), (adding, True)):
             b.position_at_end(block)
             for i, value in enumerate(sums):
-                address, offset = places[i // self.vectors], i % self.vectors * self.lanes * self.itemsize
-                self._store(b, b.fadd(self._load(b, address, offset), value) if old else value, address, offset)
+                address, number = places[i // self.vectors], i % self.vectors
+                self._store(b, b.fadd(self._load(b, address, number), value) if old else value, address, number)
             b.ret_void()
 
     @staticmethod
@@ -191,24 +196,29 @@ class TileBuilder:
 
     def _multiply_add(self, b: ir.IRBuilder, rows: list[Any], col: Any, sums: list[Any]) -> None:
         """One position of k: an element of each row times the vectors of the columns."""
-        columns = [self._load(b, col, v * self.lanes * self.itemsize) for v in range(self.vectors)]
-        undefined = ir.Constant(self.vector, ir.Undefined)
-        everywhere = ir.Constant(ir.VectorType(INT32, self.lanes), [0] * self.lanes)
+        columns = [self._load(b, col, v) for v in range(self.vectors)]
+        undefined = ir.Constant(self.kinds[0], ir.Undefined)
         for r, row in enumerate(rows):
             scalar = b.load(b.inttoptr(row, self.element.as_pointer()))
             first = b.insert_element(undefined, scalar, ir.Constant(INT32, 0))
-            spread = b.shuffle_vector(first, undefined, everywhere)
-            for v, column in enumerate(columns):
+            for v, (column, kind) in enumerate(zip(columns, self.kinds, strict=True)):
+                everywhere = ir.Constant(ir.VectorType(INT32, kind.count), [0] * kind.count)
+                spread = b.shuffle_vector(first, undefined, everywhere)
                 total = sums[r * self.vectors + v]
-                b.store(b.call(self.fma, [spread, column, b.load(total)]), total)
+                b.store(b.call(self.fma[kind.count], [spread, column, b.load(total)]), total)
 
-    def _load(self, b: ir.IRBuilder, address: Any, offset: int) -> Any:
-        value = b.load(b.inttoptr(b.add(address, constant(offset)), self.vector.as_pointer()))
+    def _place(self, b: ir.IRBuilder, address: Any, number: int) -> Any:
+        """Where a vector of a line is."""
+        offset = constant(number * self.lanes * self.itemsize)
+        return b.inttoptr(b.add(address, offset), self.kinds[number].as_pointer())
+
+    def _load(self, b: ir.IRBuilder, address: Any, number: int) -> Any:
+        value = b.load(self._place(b, address, number))
         value.align = self.itemsize
         return value
 
-    def _store(self, b: ir.IRBuilder, value: Any, address: Any, offset: int) -> None:
-        done = b.store(value, b.inttoptr(b.add(address, constant(offset)), self.vector.as_pointer()))
+    def _store(self, b: ir.IRBuilder, value: Any, address: Any, number: int) -> None:
+        done = b.store(value, self._place(b, address, number))
         done.align = self.itemsize
 
 
@@ -218,9 +228,7 @@ def declare_tiles(builder: type[TileBuilder], module: ir.Module, itemsize: int) 
     if name in module.globals:
         return module.globals[name]
     tiles = [
-        builder(module, itemsize, rows, vectors).function
-        for rows in range(1, MAX_ROWS + 1)
-        for vectors in range(1, MAX_VECTORS + 1)
+        builder(module, itemsize, rows, halves).function for rows in range(1, MAX_ROWS + 1) for halves in builder.widths
     ]
     fn = ir.Function(module, ir.FunctionType(ir.VoidType(), [INT64] * (1 + builder.arguments)), name)
     fn.linkage = "internal"

@@ -350,10 +350,9 @@ class Run:
 
     def _write_row(self, file: ScratchFile, halves: Halves, row: int) -> None:
         """Write a row of O2; the readers may be busy with integrals meanwhile."""
+        begin = row * len(halves.columns)
         for column in halves.columns.tolist():
-            self.written_bytes += write_block(
-                file, row * len(halves.columns) + column, halves.block(row, column), np.inf
-            )
+            self.written_bytes += write_block(file, begin + column, halves.block(row, column), np.inf)
 
     # Steps
 
