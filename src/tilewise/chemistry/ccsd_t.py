@@ -11,7 +11,6 @@ from tilewise.chemistry.ccsd import CCSD
 from tilewise.chemistry.method_plan import reserved_bytes
 from tilewise.chemistry.triples import TriplesInput, TriplesPlan, plan_triples, triples_energy
 from tilewise.engines.base import current_engine
-from tilewise.errors import InputError
 from tilewise.iteration import bytes_on_rank
 from tilewise.tensors import BlockTensor, Engine
 
@@ -79,8 +78,7 @@ class CCSD_T(CCSD):
 
     def plan_triples(self) -> TriplesPlan:
         """What the triples will do; for after the run."""
-        if not self._amplitudes:
-            raise InputError(f"{self.name} has no amplitudes yet. Expected them after a run. Call run() first.")
+        self._check_has_run()
         return plan_triples(self._triples_input(), memory=self._room(current_engine()))
 
     def _triples_input(self) -> TriplesInput:

@@ -136,12 +136,15 @@ class CoupledCluster(Method):
 
     def to_pyscf(self) -> tuple[Floats, Floats]:
         """The amplitudes as PySCF has them: arrays t1[i, a] and t2[i, j, a, b] over its active orbitals."""
-        if not self._amplitudes:
-            raise InputError(f"{self.name} has no amplitudes yet. Expected them after a run. Call run() first.")
+        self._check_has_run()
         occ, vir = np.argsort(self.spaces.occ.order), np.argsort(self.spaces.vir.order)
         doubles = self._amplitudes["t2"].to_dense().transpose(0, 2, 1, 3)
         singles = self._amplitudes["t1"].to_dense() if "t1" in self._amplitudes else np.zeros((self.nocc, self.nvir))
         return singles[np.ix_(occ, vir)], np.ascontiguousarray(doubles[np.ix_(occ, occ, vir, vir)])
+
+    def _check_has_run(self) -> None:
+        if not self._amplitudes:
+            raise InputError(f"{self.name} has no amplitudes yet. Expected them after a run. Call run() first.")
 
     def plan(self) -> MethodPlan:
         """What an iteration does and costs, and where its tensors are; nothing is computed for it."""
@@ -252,10 +255,10 @@ class CoupledCluster(Method):
     def _check_settings(self) -> None:
         """Raise if something was set that no run can use."""
         self._options()
-        for name in ("callback", "progress"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise InputError(f"{name}={value!r} cannot be called. Expected a function, or None. Pass a function.")
+        if self.callback is not None and not callable(self.callback):
+            raise InputError(
+                f"callback={self.callback!r} cannot be called. Expected a function, or None. Pass a function."
+            )
         for name in ("diis", "reproducible"):
             value = getattr(self, name)
             if not isinstance(value, (bool, np.bool_)):

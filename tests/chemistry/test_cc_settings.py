@@ -1,0 +1,177 @@
+"""Settings of coupled cluster: what is set when, what is refused, and what people see of a run."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from pyscf import cc
+
+import tilewise as tw
+from chemistry.cc_cases import TIGHT, converge_pyscf, mean_field_of, tight_mean_field
+from chemistry.molecules import HYDROGEN
+from tilewise.chemistry import CCSD
+from tilewise.errors import InputError
+
+SAME = 1e-8
+
+
+@pytest.fixture(scope="module")
+def water() -> Any:
+    return mean_field_of("water", "6-31g")
+
+
+@pytest.fixture(scope="module")
+def theirs(water: Any) -> Any:
+    """PySCF's CCSD."""
+    return converge_pyscf(cc.CCSD(water))
+
+
+@pytest.mark.parametrize("name", ["no_such_thing", "kernel", "_plan", "plan", "level_shfit"])
+def test_unknown_settings_are_refused(water: Any, name: str) -> None:
+    given: dict[str, Any] = {name: 1}
+    message = rf"CCSD has no setting '{name}'\. Expected one such as max_cycle or conv_tol\. Correct the name\."
+    for attempt in (CCSD, lambda mf, **options: CCSD(mf).run(**options), lambda mf, **options: CCSD(mf).set(**options)):
+        with pytest.raises(InputError, match=message):
+            attempt(water, **given)
+
+
+@pytest.mark.parametrize("name", ["e_tot", "nocc", "t1", "e_hf", "peak_bytes"])
+def test_results_are_no_settings(water: Any, name: str) -> None:
+    with pytest.raises(InputError, match=rf"CCSD has no setting '{name}'"):
+        CCSD(water).set(**{name: 1})
+
+
+@pytest.mark.parametrize("late", [{"frozen": 1}, {"tile": 2}])
+def test_what_is_set_late_counts_or_is_refused(water: Any, late: dict[str, Any]) -> None:
+    """As in PySCF, ``method.run(frozen=1)`` must not give the energy of all electrons."""
+    method = CCSD(water)
+    try:
+        method.run(**late)
+    except InputError:
+        return
+    assert method.e_corr == pytest.approx(CCSD(water, **late).run().e_corr, rel=0, abs=1e-12)
+    assert method.spaces.occ == CCSD(water, **late).spaces.occ
+
+
+@pytest.mark.parametrize("name", ["ladder", "memory", "diis_space", "reproducible"])
+def test_a_plan_is_made_anew_for_what_is_set_after_it(water: Any, name: str) -> None:
+    """By plain assignment, as people do with PySCF's objects."""
+    value: Any = {"ladder": "none", "memory": 10**9, "diis_space": 9, "reproducible": True}[name]
+    method = CCSD(water)
+    before = method.plan()
+    setattr(method, name, value)
+    assert method.plan() is not before
+    method.kernel()
+    assert method.e_corr == pytest.approx(CCSD(water, **{name: value}).run().e_corr, rel=0, abs=1e-12)
+
+
+def test_a_plan_for_another_engine_is_not_run(water: Any) -> None:
+    method = CCSD(water)
+    before = method.plan()
+    with tw.engine("threads", workers=1) as chosen:
+        method.run()
+        assert method.plan() is not before
+        assert method.plan().engine is chosen
+
+
+def test_memory_in_megabytes(water: Any) -> None:
+    method = CCSD(water, memory="2GB")
+    assert method.max_memory == 2000
+    method.max_memory = 500
+    assert (method.memory, method.plan().budget) == (500_000_000, 500_000_000)
+    assert CCSD(water, max_memory=100).plan().budget == 100_000_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"conv_tol": -1.0}, r"conv_tol=-1\.0 is no tolerance"),
+        ({"conv_tol_normt": "small"}, r"conv_tol_normt='small' is no tolerance"),
+        ({"max_cycle": -1}, "max_cycle=-1 is negative"),
+        ({"diis_space": -2}, "diis_space=-2 is negative"),
+        ({"iterative_damping": 0.0}, r"iterative_damping=0\.0 is no part of a step"),
+        ({"conv_tol": float("inf")}, "conv_tol=inf is no tolerance"),
+        ({"diis_space": "a"}, "diis_space="),
+        ({"callback": 3}, "callback=3 cannot be called"),
+        ({"reproducible": "no"}, "reproducible='no' is neither. Expected True or False"),
+        ({"max_memory": "x"}, "max_memory='x' is no size"),
+        ({"checkpoint": 5}, "5 is no path"),
+        ({"verbose": "a"}, "verbose="),
+    ],
+)
+def test_settings_without_sense_are_refused(water: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CCSD(water, **settings).run()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tile": 0}, "The tile size is 0"),
+        ({"tile": 1.5}, r"The tile size is 1\.5"),
+        ({"integrals": "none"}, "integrals='none' is unknown. Expected one of exact, df, cholesky"),
+        ({"progress": 3}, "progress=3 cannot be called"),
+        ({"frozen": 5}, "leaves none of the 5 occupied orbitals"),
+        ({"memory": "much"}, "much"),
+    ],
+)
+def test_arguments_without_sense_are_refused(water: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CCSD(water, **options)
+
+
+@pytest.mark.parametrize("settings", [{"diis": False}, {"diis_space": 0}, {"diis_start_cycle": 4}, {"diis_space": 12}])
+def test_any_extrapolation_leads_to_the_same_energy(water: Any, theirs: Any, settings: dict[str, Any]) -> None:
+    method = CCSD(water, **{**TIGHT, **settings}).run()
+    assert method.converged
+    assert method.e_corr == pytest.approx(theirs.e_corr, rel=0, abs=SAME)
+
+
+def test_damping_leads_to_the_same_energy(water: Any, theirs: Any) -> None:
+    method = CCSD(water, iterative_damping=0.7, **TIGHT).run()
+    assert method.converged
+    assert method.e_corr == pytest.approx(theirs.e_corr, rel=0, abs=SAME)
+
+
+def test_callback_is_called_after_each_iteration(water: Any) -> None:
+    seen: list[dict[str, Any]] = []
+    method = CCSD(water, callback=seen.append).run()
+    assert [facts["cycle"] for facts in seen] == list(range(1, method.cycles + 1))
+    assert seen[-1]["e_corr"] == method.e_corr
+    assert {"cycle", "e_corr", "de", "norm", "amplitudes"} <= set(seen[0])
+    assert method.outcome is not None
+    assert [facts["norm"] for facts in seen] == [cycle.norm for cycle in method.outcome.history]
+
+
+@pytest.mark.parametrize("verbose", [0, 2, 3, 4])
+def test_verbose_prints_as_pyscf_does(verbose: int) -> None:
+    mf = tight_mean_field(HYDROGEN, "6-31g")
+    mf.mol.stdout = io.StringIO()
+    method = CCSD(mf, verbose=verbose).run()
+    printed = mf.mol.stdout.getvalue().splitlines()
+    if verbose < 3:
+        assert not printed
+        return
+    assert printed[-1] == f"E(CCSD) = {method.e_tot:.12f}  E_corr = {method.e_corr:.12f}"
+    cycles = [
+        line for line in printed if re.match(r"cycle = \d+  E_corr\(CCSD\) = -0\.\d+  dE = .* norm\(t1,t2\)", line)
+    ]
+    assert len(cycles) == (method.cycles if verbose > 3 else 0)
+
+
+def test_progress_gets_lines(water: Any) -> None:
+    lines: list[str] = []
+    method = CCSD(water, progress=lines.append).run()
+    assert sum(line.startswith("cycle = ") for line in lines) == method.cycles
+    assert lines[-1].startswith("E(CCSD) = ")
+
+
+def test_iterations_are_timed(water: Any) -> None:
+    method = CCSD(water).run()
+    assert len(method.timings) == method.cycles
+    groups = method.timings[-1].terms
+    assert {"ladder", "rings", "pairs", "singles"} <= set(groups)
+    assert all(seconds > 0 for seconds, _ in groups.values())
