@@ -87,6 +87,8 @@ def multiply_in_place(
                     break
                 left, right, k, _ = cells.terms[term]
                 look_up(rows, left, row_tables, 1)
+                further = cells.terms[min(term + 1, cells.end[cell] - 1)][0]
+                to_further = rows.start[further] - rows.start[left]
                 chunks = (k + CHUNK_DEPTH - 1) // CHUNK_DEPTH
                 for chunk in range(chunks):
                     begin, end = chunk * k // chunks, (chunk + 1) * k // chunks
@@ -95,6 +97,7 @@ def multiply_in_place(
                         rows.start[left],
                         begin,
                         end - begin,
+                        row_tables.step[1] * (end - begin) if end < k else to_further - row_tables.inner[begin],
                         row_panels,
                         row,
                         row_tables,
@@ -121,6 +124,7 @@ def _multiply_chunk(
     start: int,
     k0: int,
     length: int,
+    to_next: int,
     row_panels: Any,
     strip: int,
     row_tables: Any,
@@ -134,7 +138,11 @@ def _multiply_chunk(
     tile: Any,
     store: bool,
 ) -> None:
-    """All register tiles of one cell for `length` elements of k: from `k0` of a row block, `col_k0` of the columns."""
+    """All register tiles of one cell for `length` elements of k: from `k0` of a row block, `col_k0` of the columns.
+
+    `to_next` is the distance, in elements, to the chunk that comes next.  Its slivers are asked for one after the other
+    while all columns pass by, so that memory has the time of the whole chunk to bring them.
+    """
     n = col_panels.strip_size[col]
     row0, col0 = row_panels.strip_begin[strip], col_panels.strip_begin[col]
     depth = col_panels.depth[col_panels.strip_panel[col]]
@@ -156,7 +164,6 @@ def _multiply_chunk(
         to = data_address + (base + tables.inner[col0 + first]) * item
         col_at = columns.strip_at[col] + first * depth + col_k0 * width
         row, row_at = row0, np.int64(rows.data.ctypes.data) + corner * item
-        last = first + whole >= n
         for s in range(slivers):
             size = narrow + 1 if s < wider else narrow
             multiply_strided(
@@ -170,8 +177,7 @@ def _multiply_chunk(
                 to if direct else tile_address,
                 free_address + row * 8 if direct else tile_lines,
                 1 if direct and not store else 0,
-                # Ask for the rows below; while the last columns are met, for the elements of k that come next.
-                length * k_step if last else size * row_step,
+                to_next * item if first <= s * n // slivers < first + whole else (0 if first else size * row_step),
             )
             if not direct:
                 scatter_tile(tile, size, count, data, base, tables, row, col0 + first, store, 1)
