@@ -87,8 +87,8 @@ def multiply_in_place(
                     break
                 left, right, k, _ = cells.terms[term]
                 look_up(rows, left, row_tables, 1)
-                further = cells.terms[min(term + 1, cells.end[cell] - 1)][0]
-                to_further = rows.start[further] - rows.start[left]
+                following = cells.terms[min(term + 1, cells.end[cell] - 1)][0]
+                to_following = rows.start[following] - rows.start[left]
                 chunks = (k + CHUNK_DEPTH - 1) // CHUNK_DEPTH
                 for chunk in range(chunks):
                     begin, end = chunk * k // chunks, (chunk + 1) * k // chunks
@@ -97,7 +97,7 @@ def multiply_in_place(
                         rows.start[left],
                         begin,
                         end - begin,
-                        row_tables.step[1] * (end - begin) if end < k else to_further - row_tables.inner[begin],
+                        row_tables.step[1] * (end - begin) if end < k else to_following - row_tables.inner[begin],
                         row_panels,
                         row,
                         row_tables,
@@ -164,8 +164,10 @@ def _multiply_chunk(
         to = data_address + (base + tables.inner[col0 + first]) * item
         col_at = columns.strip_at[col] + first * depth + col_k0 * width
         row, row_at = row0, np.int64(rows.data.ctypes.data) + corner * item
+        below = 0 if first else row_step  # after the first columns the rows are in the cache
         for s in range(slivers):
             size = narrow + 1 if s < wider else narrow
+            is_turn = first <= s * n // slivers < first + whole
             multiply_strided(
                 sample,
                 (size - 1) * 2 * MAX_VECTORS + halves - 1,
@@ -177,7 +179,7 @@ def _multiply_chunk(
                 to if direct else tile_address,
                 free_address + row * 8 if direct else tile_lines,
                 1 if direct and not store else 0,
-                to_next * item if first <= s * n // slivers < first + whole else (0 if first else size * row_step),
+                to_next * item if is_turn else size * below,
             )
             if not direct:
                 scatter_tile(tile, size, count, data, base, tables, row, col0 + first, store, 1)
