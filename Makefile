@@ -24,11 +24,14 @@ help: ## list the targets
 energy: $(USE) ## CCSD energy of ethene, with progress and the explained plan (ENERGY_ARGS= for another)
 	@$(BIN)/tilewise energy $(ENERGY_ARGS)
 
+# Processes of tests run side by side: more threads of PySCF in each would wait for each other.
+test test-slow: export OMP_NUM_THREADS ?= 1
+
 test: lint types imports ## all checks: lint, types, imports and the tests that are not slow
-	@$(BIN)/python -m pytest -n $(PROCESSES) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 test-slow: $(DEV) ## every test, the slow ones too, with many more generated examples
-	@$(BIN)/python -m pytest -n $(PROCESSES) -m "slow or not slow" --hypothesis-profile=slow tests $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal -m "slow or not slow" --hypothesis-profile=slow tests $(PYTEST_ARGS)
 
 lint: $(DEV) ## ruff: rules and formatting
 	@$(BIN)/python -m ruff check --quiet

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -130,8 +131,16 @@ def reference_energy(method: str, mf: Any, frozen: int = 0) -> float:
 
 @cache
 def energy_of(method: str, name: str, basis: str, frozen: bool) -> float:
-    """The same for one of `MOLECULES`; it does not depend on irreps."""
+    """The same for one of `MOLECULES`, and CCSD_T too; it does not depend on irreps."""
+    if method in ("CCSD", "CCSD_T"):
+        return _ccsd_energies(name, basis, frozen)[method]
     return reference_energy(method, mean_field_of(name, basis), MOLECULES[name].core if frozen else 0)
+
+
+@cache
+def _ccsd_energies(name: str, basis: str, frozen: bool) -> dict[str, float]:
+    solver = converge_pyscf(cc.CCSD(mean_field_of(name, basis), frozen=MOLECULES[name].core if frozen else 0))
+    return {"CCSD": float(solver.e_corr), "CCSD_T": float(solver.e_corr + solver.ccsd_t())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +164,49 @@ VARIANTS = {
     "frozen core, irreps, tiles of 5": Variant(frozen=True, symmetry=True, tile=5),
     "tight budget": Variant(tile=10, tight=True),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A molecule whose energies are computed on ranks."""
+
+    molecule: str
+    """One of `MOLECULES`."""
+    basis: str
+    """One of `BASES`."""
+    variant: Variant
+    """How."""
+    methods: tuple[str, ...]
+    """By which classes."""
+
+    @property
+    def key(self) -> str:
+        """What it is called."""
+        return f"{self.molecule}, {self.basis}"
+
+    def expected(self) -> dict[str, float]:
+        """Its energies without anything of ours."""
+        names = [*self.methods, "CCSD"] if "CCSD_T" in self.methods else self.methods
+        return {name: energy_of(name, self.molecule, self.basis, self.variant.frozen) for name in names}
+
+
+OTHERS = ("MP2", "DRCCD", "CCD")
+RANKED = tuple(
+    Ranked(name, basis, tuple(VARIANTS.values())[number % len(VARIANTS)], ("CCSD_T", OTHERS[number % len(OTHERS)]))
+    for number, (name, basis) in enumerate(product(MOLECULES, BASES))
+    if name not in ("ethene", "sodium hydride", "carbon dioxide")
+)
+"""Twelve molecules in every basis, each in another variant."""
+
+
+def energies_found(method: str, ours: Any) -> dict[str, float]:
+    """Energies of a method that was run; triples are told apart."""
+    return {"CCSD_T": ours.e_corr, "CCSD": ours.e_ccsd} if method == "CCSD_T" else {method: ours.e_corr}
+
+
+def half_of_free(kind: Any, mf: Any, frozen: Any, **settings: Any) -> int:
+    """Half of what the tensors of a method take if everything is in memory."""
+    return tensor_bytes(kind(mf, frozen, **settings)) // 2
 
 
 def tensor_bytes(method: Any) -> int:

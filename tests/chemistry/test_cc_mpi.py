@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from chemistry.cc_cases import BASES, RANKED
 from engines.processes import ranks
 
 pytest.importorskip("mpi4py")
 SUITE = str(Path(__file__).parent / "mpi_cc_suite.py")
+ENERGIES = str(Path(__file__).parent / "mpi_energies_suite.py")
 BITS = "TILEWISE_TEST_BITS"
 
 
-def pytest_passes(count: int, *arguments: str) -> None:
-    """Run the suite on so many ranks."""
-    done = ranks(count, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", SUITE, *arguments)
+def pytest_passes(count: int, *arguments: str, suite: str = SUITE) -> None:
+    """Run a suite on so many ranks."""
+    done = ranks(count, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", suite, *arguments)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.count(" passed") == count
 
@@ -38,6 +41,18 @@ def test_more_ranks_and_molecules(count: int, nodes: str, tmp_path: Path, monkey
     monkeypatch.setenv("TILEWISE_TEST_NODES", nodes)
     leave_bits(tmp_path, monkeypatch, "-m", "slow or not slow")
     pytest_passes(count, "-m", "slow or not slow")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("basis", BASES)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_energies_of_many_molecules(count: int, basis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [case for case in RANKED if case.basis == basis]
+    assert len(cases) == 12
+    expected = tmp_path / "energies.json"
+    expected.write_text(json.dumps({case.key: case.expected() for case in cases}))
+    monkeypatch.setenv("TILEWISE_TEST_ENERGIES", str(expected))
+    pytest_passes(count, suite=ENERGIES)
 
 
 FAILING = """
