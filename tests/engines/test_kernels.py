@@ -16,6 +16,7 @@ from references import assert_close
 from strategies import DTYPES
 from tilewise.engines.base import current_engine
 from tilewise.engines.kernels.microkernel import REGISTER_BYTES
+from tilewise.engines.kernels.packing import sliver_reals
 from tilewise.plans.inspector import VECTOR_BYTES
 
 pytestmark = pytest.mark.usefixtures("blas_for_few_cells")
@@ -222,6 +223,30 @@ def test_rows_in_place_take_every_transpose(text: str, dtype: str) -> None:
     run(text, operands, "inplace")
     exchanged = f"{right},{left}->{text.split('->')[1]}"
     run(exchanged, operands[::-1], "inplace")
+
+
+@pytest.mark.parametrize("text", ["ik,kj->ij", "ki,kj->ij", "ik,jk->ij", "ki,kj->ji"])
+@pytest.mark.parametrize("columns", range(16, 61))
+def test_columns_of_every_width_in_place(text: str, columns: int) -> None:
+    """Slivers end with any number of halves of a vector, and with less."""
+    home = {"i": tw.Space([260]), "j": tw.Space([columns]), "k": tw.Space([263])}
+    operands = [tw.random([home[c] for c in term], seed=n) for n, term in enumerate(text.split("->")[0].split(","))]
+    run(text, operands, "inplace")
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 8, 16])
+@pytest.mark.parametrize("widest", [4, 5])
+def test_slivers_of_columns(lanes: int, widest: int) -> None:
+    """They are whole vectors up to the last; wider ones do not leave one or three halves behind."""
+    for size in range(1, 200):
+        cut, left = [], size
+        while left:
+            cut.append(sliver_reals(left, lanes, widest))
+            left -= cut[-1]
+        halves = [-(-2 * each // lanes) for each in cut]
+        assert max(halves) <= widest
+        assert all(each % lanes == 0 for each in cut[:-1])
+        assert widest == 4 or len(cut) == 1 or halves[-1] not in (1, 3)
 
 
 @pytest.mark.parametrize("text", ["xq,pq->xp", "xq,pq->px", "pq,qx->px"])

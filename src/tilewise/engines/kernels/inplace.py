@@ -14,8 +14,8 @@ import numpy as np
 from tilewise.engines.kernels.atomics import take
 from tilewise.engines.kernels.blocks import look_up, look_up_cell
 from tilewise.engines.kernels.compile import compiled, inlined
-from tilewise.engines.kernels.microkernel import MAX_VECTORS
-from tilewise.engines.kernels.packing import lanes_of, pack_columns, padded
+from tilewise.engines.kernels.microkernel import WIDEST_HALVES
+from tilewise.engines.kernels.packing import lanes_of, pack_columns, padded, sliver_reals
 from tilewise.engines.kernels.products import cell_squares, scatter_tile
 from tilewise.engines.kernels.strided import multiply_strided
 from tilewise.plans.inspector import CHUNK_DEPTH
@@ -41,7 +41,7 @@ def pack_all_columns(
         strip = take(queues, worker)
         if strip < 0:
             break
-        pack_columns(blocks, panels, strip, out, at[strip], factor, 1, tables)
+        pack_columns(blocks, panels, strip, out, at[strip], factor, 1, WIDEST_HALVES, tables)
 
 
 @compiled
@@ -153,11 +153,10 @@ def _multiply_chunk(
     data_address, free_address = np.int64(data.ctypes.data), np.int64(tables.free.ctypes.data)
     tile_address, tile_lines = np.int64(tile.data.ctypes.data), np.int64(tile.lines.ctypes.data)
     slivers, narrow, wider = row_panels.slivers[strip], row_panels.narrow[strip], row_panels.wider[strip]
-    whole = lanes * MAX_VECTORS
     neighbours = tables.step[1] == 1
     first = 0
     while first < n:
-        count = min(whole, n - first)
+        count = sliver_reals(n - first, lanes, WIDEST_HALVES)
         width = padded(count, lanes)
         halves = (2 * count + lanes - 1) // lanes
         direct = neighbours and 2 * count == halves * lanes
@@ -167,10 +166,10 @@ def _multiply_chunk(
         below = 0 if first else row_step  # after the first columns the rows are in the cache
         for s in range(slivers):
             size = narrow + 1 if s < wider else narrow
-            is_turn = first <= s * n // slivers < first + whole
+            is_turn = first <= s * n // slivers < first + count
             multiply_strided(
                 sample,
-                (size - 1) * 2 * MAX_VECTORS + halves - 1,
+                (size - 1) * WIDEST_HALVES + halves - 1,
                 row_at,
                 row_step,
                 k_step,
@@ -185,4 +184,4 @@ def _multiply_chunk(
                 scatter_tile(tile, size, count, data, base, tables, row, col0 + first, store, 1)
             row += size
             row_at += size * row_step
-        first += whole
+        first += count

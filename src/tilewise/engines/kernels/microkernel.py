@@ -45,6 +45,9 @@ MAX_ROWS = 8 if REGISTER_BYTES == 64 else 6
 MAX_VECTORS = 2
 """Vectors per row of the largest register tile."""
 
+WIDEST_HALVES = 2 * MAX_VECTORS + 1 if REGISTER_BYTES == 64 else 2 * MAX_VECTORS
+"""Halves of a vector per row of the largest tile of `strided`: with 32 registers there is room for 8 x 2 1/2."""
+
 UNROLL = 4
 """Positions along k that the loop of a register tile takes at a time: less counting per position."""
 

@@ -65,6 +65,19 @@ def lanes_of(data: Any) -> int:
 
 
 @compiled
+def sliver_reals(left: int, lanes: int, widest: int) -> int:
+    """Reals per position of k of the next sliver of columns, of `left` that are not cut yet.
+
+    The last sliver has up to `widest` halves of a vector, those before it whole vectors.  With an odd `widest` nothing
+    of one or three halves is left behind wider slivers: such tiles have too few sums to keep the CPU busy.
+    """
+    halves = (2 * left + lanes - 1) // lanes
+    if halves <= widest:
+        return left
+    return lanes if halves - widest == 2 and widest % 2 else lanes * MAX_VECTORS
+
+
+@compiled
 def pack_rows(
     blocks: Any, panels: Any, strip: int, out: Any, at: int, re: float, im: float, parts: int, tables: Any
 ) -> None:
@@ -136,14 +149,13 @@ def _pack_rows_complex(
 
 @compiled
 def pack_columns(
-    blocks: Any, panels: Any, strip: int, out: Any, at: int, factor: float, parts: int, tables: Any
+    blocks: Any, panels: Any, strip: int, out: Any, at: int, factor: float, parts: int, widest: int, tables: Any
 ) -> None:
-    """Pack one strip of the column operand, times a factor, at ``out[at]``."""
+    """Pack one strip of the column operand, times a factor, at ``out[at]``; for `widest` see `sliver_reals`."""
     panel = panels.strip_panel[strip]
     begin, size = panels.strip_begin[strip], panels.strip_size[strip]
     depth, lanes = panels.depth[panel], lanes_of(out)
     stride = padded(size * parts, lanes) * depth * parts
-    whole = lanes * MAX_VECTORS // parts
     for entry in range(panels.ptr[panel], panels.ptr[panel + 1]):
         b = panels.block[entry]
         look_up(blocks, b, tables, parts)
@@ -152,27 +164,30 @@ def pack_columns(
             source, first = base + tables.batch[e], 0
             target = at + e * stride
             if parts == 1 and tables.step[0] == 1 and scale == 1.0:
-                first = _pack_lines(blocks.data, source, tables, begin, size, out, target, depth, panels.at[entry])
+                at_k = panels.at[entry]
+                first = _pack_lines(blocks.data, source, tables, begin, size, out, target, depth, at_k, widest)
             while first < size:
-                columns = min(whole, size - first)
+                columns = sliver_reals((size - first) * parts, lanes, widest) // parts
                 width = padded(columns * parts, lanes)
                 to = target + (first * parts * depth + panels.at[entry] * width) * parts
                 if parts == 1:
                     _pack_columns_real(blocks.data, source, tables, begin + first, columns, width, out, to, scale)
                 else:
                     _pack_columns_complex(blocks.data, source, tables, begin + first, columns, width, out, to, scale)
-                first += whole
+                first += columns
 
 
 @inlined
 def _pack_lines(
-    data: Any, source: int, tables: Any, begin: int, size: int, out: Any, target: int, depth: int, k0: int
+    data: Any, source: int, tables: Any, begin: int, size: int, out: Any, target: int, depth: int, k0: int, widest: int
 ) -> int:
-    """Whole slivers of a block whose columns are neighbours: read line by line; returns the columns done."""
+    """The first slivers of a block whose columns are neighbours: read line by line; returns the columns done."""
     item, lanes = data.itemsize, lanes_of(data)
     sample = data.dtype.type(0)
     whole = lanes * MAX_VECTORS
-    slivers = size // whole
+    slivers = 0
+    while slivers * whole < size and sliver_reals(size - slivers * whole, lanes, widest) == whole:
+        slivers += 1
     step = whole * depth * item
     for k in range(tables.count[1]):
         line = np.int64(data.ctypes.data) + (source + tables.inner[k] + tables.free[begin]) * item

@@ -17,8 +17,15 @@ import numpy.typing as npt
 from tilewise.engines.kernels.atomics import take
 from tilewise.engines.kernels.blocks import look_up_cell
 from tilewise.engines.kernels.compile import compiled, inlined
-from tilewise.engines.kernels.microkernel import MAX_ROWS, MAX_VECTORS, REGISTER_BYTES, SEGMENT_BYTES, multiply_tile
-from tilewise.engines.kernels.packing import lanes_of, pack_columns, pack_rows, padded
+from tilewise.engines.kernels.microkernel import (
+    MAX_ROWS,
+    MAX_VECTORS,
+    REGISTER_BYTES,
+    SEGMENT_BYTES,
+    WIDEST_HALVES,
+    multiply_tile,
+)
+from tilewise.engines.kernels.packing import lanes_of, pack_columns, pack_rows, padded, sliver_reals
 from tilewise.engines.kernels.squares import sum_squares
 from tilewise.engines.kernels.vectors import LINE_BYTES, add_vector, copy_vector, prefetch
 
@@ -81,7 +88,7 @@ class Tile(NamedTuple):
 
 def make_tile(dtype: npt.DTypeLike) -> Tile:
     """A buffer for the largest register tile of an element type."""
-    pitch = REGISTER_BYTES // np.dtype(dtype).itemsize * MAX_VECTORS
+    pitch = REGISTER_BYTES // np.dtype(dtype).itemsize * ((WIDEST_HALVES + 1) // 2)
     return Tile(np.empty(MAX_ROWS * pitch, dtype), np.arange(MAX_ROWS) * pitch)
 
 
@@ -141,7 +148,8 @@ def multiply_cells(
         for cell in range(first, last):
             row, col = cells.row[cell], cells.col[cell]
             if not packed.held[col - cells.group_ptr[group]]:
-                pack_columns(cols, col_panels, col, packed.cols, packed.col_at[col], 1.0, parts, col_tables)
+                to = packed.col_at[col]
+                pack_columns(cols, col_panels, col, packed.cols, to, 1.0, parts, 2 * MAX_VECTORS, col_tables)
                 packed.held[col - cells.group_ptr[group]] = True
             if cell + 1 < last and cells.terms[cells.begin[cell], 2] >= SHORT_DEPTH:
                 # A short strip of rows is near once its first cell was multiplied.
@@ -259,12 +267,11 @@ def _multiply_chunk(
     data_address, free_address = np.int64(data.ctypes.data), np.int64(tables.free.ctypes.data)
     tile_address, tile_lines = np.int64(tile.data.ctypes.data), np.int64(tile.lines.ctypes.data)
     slivers, narrow, wider = row_panels.slivers[strip], row_panels.narrow[strip], row_panels.wider[strip]
-    whole = lanes * MAX_VECTORS // parts
     neighbours = tables.step[1] == parts
     col_sliver = np.int64(packed.cols.ctypes.data) + col_at * item
     first = 0
     while first < n:
-        columns = min(whole, n - first)
+        columns = sliver_reals((n - first) * parts, lanes, 2 * MAX_VECTORS) // parts
         width = padded(columns * parts, lanes)
         # Whole vectors of neighbouring elements go straight to the result, others through a buffer.
         direct = neighbours and columns * parts == width
@@ -293,7 +300,7 @@ def _multiply_chunk(
                 scatter_tile(tile, rows, columns, data, base, tables, row, col0 + first, store, parts)
             row += rows
             row_sliver += sliver_bytes
-        first += whole
+        first += columns
         col_sliver += col_bytes
 
 

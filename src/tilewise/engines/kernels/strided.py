@@ -16,9 +16,9 @@ from numba.extending import intrinsic
 
 from tilewise.engines.kernels.microkernel import (
     BYTE,
-    MAX_VECTORS,
     PREFETCH_READ,
     UNROLL,
+    WIDEST_HALVES,
     TileBuilder,
     constant,
     declare_tiles,
@@ -33,7 +33,7 @@ class StridedTileBuilder(TileBuilder):
 
     prefix = "tilewise_strided"
     arguments = 9
-    widths = tuple(range(1, 2 * MAX_VECTORS + 1))
+    widths = tuple(range(1, WIDEST_HALVES + 1))
 
     def _emit(self) -> None:
         """A loop for neighbours along k, and one for neighbours across rows; then write the tile."""
@@ -93,7 +93,7 @@ def multiply_strided(
 ) -> Any:
     """The product of rows where they lie and a packed sliver of columns, on addresses; steps are in bytes.
 
-    `shape` = (rows - 1) * 2 * MAX_VECTORS + halves of a vector - 1: where half a vector is left, no more is multiplied.
+    `shape` = (rows - 1) * WIDEST_HALVES + halves of a vector - 1: where half a vector is left, no more is multiplied.
     `k_step` is the size of an element, or `row_step` is.  `ahead` is the distance to the rows that are multiplied
     next, which are fetched meanwhile.  For the other arguments see `microkernel.multiply_tile`.
     """
