@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tilewise as tw
 from tilewise.errors import ConvergenceError, InputError, Interrupted, NonFiniteError, TilewiseError
@@ -63,6 +63,13 @@ class _Parser(argparse.ArgumentParser):
         rank = next((os.environ[name] for name in RANKS if name in os.environ), "0")
         line = f"tilewise: {message}. Run `{self.prog} --help` for what is expected.\n"
         self.exit(WRONG, line if rank == "0" else "")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The parser of a subcommand leaves what it does not know to its parent, whose help does not list it."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -119,28 +119,35 @@ def direct_rpa(mf: Any, frozen: int = 0) -> float:
     return float(0.5 * (np.sqrt(squares).sum() - gaps.sum() - 2 * np.trace(repulsion)))
 
 
+def ccsd_energies(mf: Any, frozen: Any = None) -> dict[str, float]:
+    """Correlation energies of CCSD, and with its triples, by PySCF."""
+    solver = converge_pyscf(cc.CCSD(mf, frozen=frozen))
+    return {"CCSD": float(solver.e_corr), "CCSD_T": float(solver.e_corr + solver.ccsd_t())}
+
+
 def reference_energy(method: str, mf: Any, frozen: int = 0) -> float:
     """The correlation energy of a method, without anything of ours."""
     if method == "DRCCD":
         return direct_rpa(mf, frozen)
     if method == "MP2":
         return float(mp.MP2(mf, frozen=frozen).run(verbose=0).e_corr)
-    solver = {"CCD": PyscfCCD, "CCSD": cc.ccsd.CCSD}[method]
-    return float(converge_pyscf(solver(mf, frozen=frozen)).e_corr)
+    if method == "CCD":
+        return float(converge_pyscf(PyscfCCD(mf, frozen=frozen)).e_corr)
+    return ccsd_energies(mf, frozen)[method]
 
 
 @cache
 def energy_of(method: str, name: str, basis: str, frozen: bool) -> float:
-    """The same for one of `MOLECULES`, and CCSD_T too; it does not depend on irreps."""
+    """The same for one of `MOLECULES`; it does not depend on irreps."""
     if method in ("CCSD", "CCSD_T"):
-        return _ccsd_energies(name, basis, frozen)[method]
+        return _ccsd_energies_of(name, basis, frozen)[method]
     return reference_energy(method, mean_field_of(name, basis), MOLECULES[name].core if frozen else 0)
 
 
 @cache
-def _ccsd_energies(name: str, basis: str, frozen: bool) -> dict[str, float]:
-    solver = converge_pyscf(cc.CCSD(mean_field_of(name, basis), frozen=MOLECULES[name].core if frozen else 0))
-    return {"CCSD": float(solver.e_corr), "CCSD_T": float(solver.e_corr + solver.ccsd_t())}
+def _ccsd_energies_of(name: str, basis: str, frozen: bool) -> dict[str, float]:
+    """Both come of one iteration."""
+    return ccsd_energies(mean_field_of(name, basis), MOLECULES[name].core if frozen else 0)
 
 
 @dataclass(frozen=True, slots=True)
