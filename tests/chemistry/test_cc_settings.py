@@ -32,7 +32,7 @@ def theirs(water: Any) -> Any:
 @pytest.mark.parametrize("name", ["no_such_thing", "kernel", "_plan", "plan", "level_shfit"])
 def test_unknown_settings_are_refused(water: Any, name: str) -> None:
     given: dict[str, Any] = {name: 1}
-    message = rf"CCSD has no setting '{name}'\. Expected one such as max_cycle or conv_tol\. Correct the name\."
+    message = rf"CCSD has no setting '{name}'\. Expected one of .*max_cycle.* Correct the name\."
     for attempt in (CCSD, lambda mf, **options: CCSD(mf).run(**options), lambda mf, **options: CCSD(mf).set(**options)):
         with pytest.raises(InputError, match=message):
             attempt(water, **given)

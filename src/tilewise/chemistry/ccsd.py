@@ -70,6 +70,7 @@ class CCSD(CoupledCluster):
 
     name: ClassVar[str] = "CCSD"
     amplitude_names: ClassVar[tuple[str, ...]] = ("t1", "t2")
+    energy_names: ClassVar[tuple[str, ...]] = ("L", "f_ov")
 
     def statements(self) -> tuple[Statement, ...]:
         """The terms of the residuals."""

@@ -19,7 +19,7 @@ import os
 import re
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,6 +136,7 @@ class Checkpoint:
         self._lock: OpenFile | None = None
         self._last: _Manifest | None = None
         self._marks: dict[str, bytes] = {}
+        self._seen: list[State | None] = []
 
     @property
     def previous(self) -> Path:
@@ -146,6 +147,37 @@ class Checkpoint:
         """Where the amplitudes are that an iteration has made."""
         return self.path.with_name(f"{self.path.name}.{cycle:06d}.{name}.h5")
 
+    def look(self, names: Sequence[str], method: str) -> None:
+        """Raise, before any work is done, if a run could not go on from what is there; `read` comes later.
+
+        Parameters
+        ----------
+        names : sequence of str
+            The amplitudes of this problem.
+        method : str
+            What made them.
+        """
+        try:
+            state = self._agreed_state(names)
+            if state is not None:
+                self.check_method(state, method)
+        except TilewiseError:
+            self.close()
+            raise
+        self._seen = [state]
+
+    def check_method(self, state: State, method: str) -> None:
+        """Raise if a state is that of another method."""
+        if state.method != method:
+            raise InputError(
+                f"The checkpoint {self.path} has amplitudes of {state.method}. Expected those of {method}. Remove the "
+                "file to begin anew, or name another with checkpoint=."
+            )
+
+    def _agreed_state(self, names: Sequence[str]) -> State | None:
+        state: State | None = self.engine.of_first(self.engine.agree(lambda: self._find(tuple(names)), once=True))
+        return state
+
     def read(self, like: Amplitudes) -> Saved | None:
         """The last state that is whole, None if there is none.
 
@@ -155,7 +187,7 @@ class Checkpoint:
             Amplitudes of this problem: those of the file must have the same names, spaces and blocks.
         """
         try:
-            state = self.engine.of_first(self.engine.agree(lambda: self._find(tuple(like)), once=True))
+            state = self._seen.pop() if self._seen else self._agreed_state(tuple(like))
             return None if state is None else Saved(state, self._open(state, like))
         except TilewiseError:
             self.close()
@@ -197,7 +229,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Let other jobs use the checkpoint."""
-        self._lock = None  # nobody else has the open file, which is closed with that
+        self._lock, self._seen = None, []  # nobody else has the open file, which is closed with that
 
     # What follows is done by the first rank.
 

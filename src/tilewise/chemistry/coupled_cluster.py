@@ -20,8 +20,9 @@ from tilewise.chemistry.four_index import budget_of
 from tilewise.chemistry.hamiltonian import Hamiltonian
 from tilewise.chemistry.integrals import AtomicOrbitals
 from tilewise.chemistry.method import Method
-from tilewise.chemistry.method_plan import MethodPlan, plan_method, reserved_bytes
+from tilewise.chemistry.method_plan import INDICES, MethodPlan, plan_method, reserved_bytes
 from tilewise.chemistry.orbitals import Frozen
+from tilewise.chemistry.reference import orbital_turns, turn
 from tilewise.chemistry.solver import Options, Outcome, check_finite, solve
 from tilewise.chemistry.steps import add_tensor, divide
 from tilewise.contract import einsum
@@ -30,6 +31,7 @@ from tilewise.engines.threads import hosting
 from tilewise.errors import InputError
 from tilewise.expressions.equations import Statement
 from tilewise.factories import zeros
+from tilewise.patterns import Pattern
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.memory import trim_heap
 
@@ -54,6 +56,8 @@ class CoupledCluster(Method):
 
     name: ClassVar[str] = ""
     amplitude_names: ClassVar[tuple[str, ...]] = ("t2",)
+    energy_names: ClassVar[tuple[str, ...]] = ("L",)
+    """Tensors that the energy is made of."""
     planned: ClassVar[tuple[str, ...]] = (*Method.planned, "ladder", "diis", "diis_space", "reproducible")
     settings: ClassVar[tuple[str, ...]] = (
         *Method.settings,
@@ -135,11 +139,17 @@ class CoupledCluster(Method):
         return None if found is None else found.transpose(0, 2, 1, 3)
 
     def to_pyscf(self) -> tuple[Floats, Floats]:
-        """The amplitudes as PySCF has them: arrays t1[i, a] and t2[i, j, a, b] over its active orbitals."""
+        """The amplitudes as PySCF has them: arrays t1[i, a] and t2[i, j, a, b] over its active orbitals.
+
+        A run that goes on from a checkpoint has the orbitals it was begun with; its amplitudes are turned into those of
+        the mean field.  On ranks they are those of the first one.
+        """
         self._check_has_run()
         occ, vir = np.argsort(self.spaces.occ.order), np.argsort(self.spaces.vir.order)
         doubles = self._amplitudes["t2"].to_dense().transpose(0, 2, 1, 3)
         singles = self._amplitudes["t1"].to_dense() if "t1" in self._amplitudes else np.zeros((self.nocc, self.nvir))
+        turns = orbital_turns(self.reference, self._asked)
+        singles, doubles = (turn(array, turns) for array in (singles, doubles))
         return singles[np.ix_(occ, vir)], np.ascontiguousarray(doubles[np.ix_(occ, occ, vir, vir)])
 
     def _check_has_run(self) -> None:
@@ -147,7 +157,7 @@ class CoupledCluster(Method):
             raise InputError(f"{self.name} has no amplitudes yet. Expected them after a run. Call run() first.")
 
     def plan(self) -> MethodPlan:
-        """What an iteration does and costs, and where its tensors are; nothing is computed for it."""
+        """What an iteration does and costs, and where its tensors are; a few integrals are computed to see how long they take."""
         if self._plan is None:
             self._plan = self._make_plan(current_engine())
         made: MethodPlan = self._plan
@@ -165,6 +175,7 @@ class CoupledCluster(Method):
             self.statements(),
             self._hamiltonian(engine),
             self.amplitude_names,
+            self.energy_names,
             budget_of(self.memory, engine.ranks_per_node),
             diis_space=self.diis_space if self.diis else 0,
             scratch=self.scratch,
@@ -216,36 +227,50 @@ class CoupledCluster(Method):
         engine = current_engine()
         self._check_settings()
         self._settle(engine, self.checkpoint)
-        start = self._given(t1, t2)
+        starts = [self._given(t1, t2)]
         if self._plan is not None and self._plan.engine is not engine:
             self._plan = None  # it was made to look at
         plan = self.plan()
         with ExitStack() as stack:
+            checkpoint = self._open_checkpoint(engine)
+            if checkpoint is not None:
+                stack.callback(checkpoint.close)
+                checkpoint.look(self.amplitude_names, self.name)
             planned = plan.peak_bytes - reserved_bytes(plan.budget)
             stack.enter_context(hosting(engine).memory.keeping(plan.budget - plan.peak_bytes, planned))
-            self._tensors = plan.hamiltonian.build(
-                plan.names,
-                plan.elsewhere,
-                plan.budget - reserved_bytes(plan.budget),
-                source=self._source(engine),
-                scratch=self.scratch,
-                engine=engine,
-                tell=self._tell_stage,
-                reproducible=self.reproducible,
-            )
+            self._forget()
+            self._tensors = self._build(plan, engine)
             outcome = solve(
-                self._first(engine) if start is None else start,
+                starts.pop() or self._first(engine),  # nobody else holds them: they are gone after the first cycle
                 self.energy_of,
                 self._update,
                 self._options(diis_on_disk=plan.diis_on_disk),
                 name=self.name,
-                checkpoint=self._open_checkpoint(engine),
-                log=self._log,
+                checkpoint=checkpoint,
+                log=self._say,
                 callback=self.callback,
                 engine=engine,
             )
         self._take(outcome)
         return outcome.e_corr, self.t1, self.t2
+
+    def _build(self, plan: MethodPlan, engine: Engine) -> dict[str, BlockTensor]:
+        """The integrals, where the plan has them."""
+        return plan.hamiltonian.build(
+            plan.names,
+            plan.elsewhere,
+            plan.budget - reserved_bytes(plan.budget),
+            source=self._source(engine),
+            scratch=self.scratch,
+            engine=engine,
+            tell=self._tell_stage,
+            reproducible=self.reproducible,
+        )
+
+    def _forget(self) -> None:
+        """Let go of an earlier run: its tensors are not planned for."""
+        self._tensors, self._amplitudes, self.outcome = {}, {}, None
+        self.e_corr, self.converged, self.cycles, self.timings = None, False, 0, []
 
     def _take(self, outcome: Outcome) -> None:
         self.outcome, self._amplitudes = outcome, dict(outcome.amplitudes)
@@ -284,7 +309,8 @@ class CoupledCluster(Method):
     def _digest(self) -> bytes:
         """What tells the equations from others; where integrals of the ladder come from is not part of them."""
         fitting = getattr(getattr(self._mf, "with_df", None), "auxbasis", None)
-        origin = (self.integrals, self.auxbasis, fitting, self.cholesky_tol)
+        limit = self._cholesky_limit() if self.integrals == "cholesky" else None
+        origin = (self.integrals, self.auxbasis, fitting, limit)
         equations = (self.ladder == "none", origin)
         return hashlib.blake2b(self.reference.digest() + repr(equations).encode(), digest_size=32).digest()
 
@@ -323,17 +349,15 @@ class CoupledCluster(Method):
         made = {}
         for name in self.amplitude_names:
             value = found[name]
-            pattern = self.spaces.pattern("ia" if name == "t1" else "iajb")
-            if value is None:
-                made[name] = zeros(pattern=pattern)
-                continue
-            made[name] = self._placed(name, value, shapes[name])
+            pattern = self.spaces.pattern(INDICES[name])
+            made[name] = zeros(pattern=pattern) if value is None else self._placed(name, value, pattern, shapes[name])
         return made
 
-    def _placed(self, name: str, value: Any, shape: tuple[int, ...]) -> BlockTensor:
+    def _placed(self, name: str, value: Any, pattern: Pattern, shape: tuple[int, ...]) -> BlockTensor:
         """One set of amplitudes where this method has it."""
-        pattern = self.spaces.pattern("ia" if name == "t1" else "iajb")
         if isinstance(value, BlockTensor):
+            if value.dtype.kind != "f":
+                raise InputError(f"{name}= has elements of {value.dtype}. Expected real numbers. Pass them as float64.")
             tensor = value if name == "t1" else value.transpose(0, 2, 1, 3)
             if tensor.spaces != pattern.spaces:
                 raise InputError(
@@ -345,7 +369,7 @@ class CoupledCluster(Method):
             array = _parse_array(name, value, shape)
             occ, vir = self.spaces.occ.order, self.spaces.vir.order
             modes = [occ, vir] if name == "t1" else [occ, occ, vir, vir]
-            ordered = array[np.ix_(*modes)]
+            ordered = turn(array[np.ix_(*modes)], orbital_turns(self._asked, self.reference))
             placed = self._dense(ordered if name == "t1" else ordered.transpose(0, 2, 1, 3), pattern)
         # The equations keep t(i, a, j, b) = t(j, b, i, a), and count on it.
         return placed if name == "t1" else 0.5 * (placed + placed.transpose(2, 3, 0, 1))
@@ -361,7 +385,7 @@ def _parse_array(name: str, value: Any, shape: tuple[int, ...]) -> Floats:
         array = np.asarray(value)
         if array.dtype.kind not in "fiu":
             raise ValueError(f"it has elements of {array.dtype}")
-        array = array.astype(np.float64)
+        array = array.astype(np.float64, copy=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}= is no array of real numbers: {error}. Expected one. {remedy}") from None
     if array.shape != shape:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from tilewise.chemistry.amplitudes import drccd_statements
 from tilewise.chemistry.coupled_cluster import CoupledCluster
+from tilewise.errors import InputError
 from tilewise.expressions.equations import Statement
 from tilewise.tensors import BlockTensor
 
@@ -26,10 +27,17 @@ class DRCCD(CoupledCluster):
     """
 
     name: ClassVar[str] = "drCCD"
+    energy_names: ClassVar[tuple[str, ...]] = ("V",)
+    settings: ClassVar[tuple[str, ...]] = tuple(each for each in CoupledCluster.settings if each != "ladder")
 
     def statements(self) -> tuple[Statement, ...]:
         """The terms of the residual."""
         return drccd_statements()
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        if self.ladder != "orbitals":
+            raise InputError(f"ladder={self.ladder!r} was set for drCCD. Expected nothing: it has none. Leave it away.")
 
     def energy_of(self, amplitudes: Mapping[str, BlockTensor]) -> float:
         """The correlation energy of amplitudes."""

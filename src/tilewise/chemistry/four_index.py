@@ -16,10 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.chemistry.identity import function_numbers
-from tilewise.chemistry.integrals import (
-    CoulombSource,
-    FittedVectors,
-)
+from tilewise.chemistry.integrals import AtomicOrbitals, CoulombSource, FittedVectors
 from tilewise.chemistry.origins import find_origin, find_spaces, parse_coefficients
 from tilewise.contract import find_engine
 from tilewise.engines.threads import ThreadsEngine, hosting
@@ -72,6 +69,12 @@ WHOLE = 1 << 22
 
 SAMPLES = 16
 """Blocks by which a larger one is."""
+
+SAMPLE_BYTES = 1 << 20
+"""Blocks of integrals above this are not computed for the sake of a plan, but one over small tiles instead."""
+
+SAMPLE_TILE = 12
+"""About how many functions these have."""
 
 TILE = 32
 """About how many functions or orbitals a tile holds: enough for fast products, few enough to spare half of them."""
@@ -170,6 +173,11 @@ def transform(
 class Transform:
     """A four-index transform that can be asked for its plan before it is run; for its arguments see `transform`.
 
+    Parameters
+    ----------
+    rates : Rates, optional
+        Those of another transform of the same molecule, instead of measuring them again.
+
     Attributes
     ----------
     tensor : BlockTensor
@@ -201,6 +209,7 @@ class Transform:
         progress: Callable[[str], None] | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         reproducible: bool = False,
+        rates: Rates | None = None,
     ) -> None:
         size = parse_integer(tile, "The tile size", "Pass a number such as tile=32.")
         if size < 1:
@@ -209,7 +218,7 @@ class Transform:
         self.host = hosting(self.engine)
         if progress is not None and not callable(progress):
             raise InputError(f"progress={progress!r} cannot be called. Expected a function, or None. Pass print.")
-        self.schedule, self.memory, self.progress = schedule, memory, progress
+        self.schedule, self.memory, self.progress, self._rates = schedule, memory, progress, rates
         self.reproducible = bool(reproducible)
         self.scratch = None if scratch is None else parse_scratch(scratch)
         self.checkpoint = None if checkpoint is None else checkpoint_for(self.engine, checkpoint)
@@ -247,11 +256,10 @@ class Transform:
                 self._plan = self._plan_fitted(self.source, budget)
                 return self._plan
             variant = None if self.checkpoint is None else read_variant(self.checkpoint, self._digest)
-            rates = self._agreed_rates()
             if variant is not None:
-                self._plan = self._plan_saved(variant, budget, rates)
+                self._plan = self._plan_saved(variant, budget, self.rates)
                 return self._plan
-            self._plan = self._choose(budget, rates, self.schedule)
+            self._plan = self._choose(budget, self.rates, self.schedule)
         return self._plan
 
     def _plan_saved(self, variant: Variant, budget: int, rates: Rates) -> TransformPlan:
@@ -301,8 +309,14 @@ class Transform:
     def _fitted_sizes(self, source: FittedVectors) -> FittedSizes:
         return FittedSizes(self.problem, source.count, self._same, self.host.workers)
 
-    def _agreed_rates(self) -> Rates:
-        """What the first rank measures, so that all plan alike."""
+    @property
+    def rates(self) -> Rates:
+        """What this computer does in a second, measured by the first rank so that all plan alike."""
+        if self._rates is None:
+            self._rates = self._measured_rates()
+        return self._rates
+
+    def _measured_rates(self) -> Rates:
         measured = np.zeros(2)
         if self.team.rank == 0:
             assert not isinstance(self.source, FittedVectors)
@@ -428,11 +442,20 @@ def measure_products(size: int, host: ThreadsEngine) -> float:
 
 def measure_rates(source: Source, problem: Problem, host: ThreadsEngine) -> Rates:
     """How fast this computer multiplies and how fast integrals come, from a few milliseconds of each."""
-    functions = problem.functions
-    typical = int(np.argsort(functions.sizes)[functions.count // 2])
-    block = np.empty((int(functions.sizes[typical]),) * 2)
+    pairs = problem.functions
+    typical = _typical(pairs)
+    if isinstance(source, CoulombSource) and 8 * int(pairs.sizes[typical]) ** 2 > SAMPLE_BYTES:
+        functions = AtomicOrbitals.of(source.functions.mol, SAMPLE_TILE)
+        pairs = TilePairs((functions.space, functions.space), symmetric=True, packed=True)
+        source, typical = CoulombSource.of(functions, pairs), _typical(pairs)
+    block = np.empty((int(pairs.sizes[typical]),) * 2)
     integral = _least_seconds(lambda: source.read(typical, typical, block), 1)
     return Rates(flops=measure_products(problem.size, host), integrals=host.workers * block.size / integral)
+
+
+def _typical(pairs: TilePairs) -> int:
+    """A pair of tiles of medium size."""
+    return int(np.argsort(pairs.sizes)[pairs.count // 2])
 
 
 def _least_seconds(work: Callable[[], object], repeats: int) -> float:

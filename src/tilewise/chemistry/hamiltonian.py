@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 import numpy as np
@@ -20,6 +20,7 @@ from tilewise.errors import MemoryBudgetError, TilewiseError
 from tilewise.factories import from_dense, from_function, zeros
 from tilewise.iteration import allowed_pattern, bytes_on_rank
 from tilewise.patterns import Pattern, Symmetry
+from tilewise.plans.transform import Rates
 from tilewise.spaces import Pairs, Space
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.elsewhere import make_elsewhere
@@ -86,6 +87,8 @@ class Hamiltonian:
     """Atomic functions, for a ladder over them."""
     making_bytes: int = 0
     """Bytes that making vectors over orbitals takes besides them: those over functions, and slices."""
+    rates: list[Rates] = field(default_factory=list)
+    """What this computer does in a second, once it was measured for a transform; it is measured for one of them."""
 
     @property
     def letters(self) -> Mapping[str, Space | Pairs]:
@@ -280,7 +283,7 @@ class _Builder:
             "v": (reference.virtual, plain_space(spaces.vir)),
             "p": (np.hstack([reference.occupied, reference.virtual]), joined_space(spaces.occ, spaces.vir)),
         }
-        return Transform(
+        job = Transform(
             reference.integrals,
             [orbitals[letter][0] for letter in which],
             spaces=[orbitals[letter][1] for letter in which],
@@ -290,7 +293,10 @@ class _Builder:
             engine=self.engine,
             progress=self.tell,
             reproducible=self.reproducible,
+            rates=next(iter(self.hamiltonian.rates), None),
         )
+        self.hamiltonian.rates[:] = [job.rates]
+        return job
 
     def _held_bytes(self, more: Sequence[str] = ()) -> int:
         """Bytes in memory of the tensors that are done, and of more."""

@@ -294,10 +294,11 @@ def pyscf_module() -> Any:
     return _pyscf()
 
 
-def fit_molecule(mol: Any, auxbasis: str | None = None) -> FittedVectors:
+def fit_molecule(mol: Any, auxbasis: str | None = None, memory: int | None = None) -> FittedVectors:
     """Density-fitted integrals of a molecule, made with an auxiliary basis set that PySCF knows by its name.
 
-    By default it is the one that PySCF pairs with the molecule's basis set for correlation energies.
+    By default it is the one that PySCF pairs with the molecule's basis set for correlation energies.  Vectors that take
+    more than `memory` bytes are in a file.
     """
     gto = _pyscf().gto
     import pyscf.df
@@ -307,6 +308,8 @@ def fit_molecule(mol: Any, auxbasis: str | None = None) -> FittedVectors:
             _load_basis(gto, auxbasis, symbol, "cc-pvdz-ri, def2-svp-ri or weigend")
     fitting = pyscf.df.DF(mol, pyscf.df.make_auxbasis(mol, mp2fit=True) if auxbasis is None else auxbasis)
     fitting.verbose = 0
+    if memory is not None:
+        fitting.max_memory = memory * 1e-6
     fitting.build()
     return FittedVectors(fitting, int(fitting.get_naoaux()))
 
@@ -335,6 +338,7 @@ def fock_matrix(mf: Any) -> npt.NDArray[np.float64]:
     density = density @ np.asarray(mf.mo_coeff)[:, np.asarray(mf.mo_occ) > 0].T
     solver = mf if hasattr(mf, "get_fock") else _pyscf().scf.RHF(mf.mol)
     with _pyscf().lib.with_omp_threads(1):  # several threads add up in no fixed order
-        fock = solver.get_hcore() + solver.get_veff(mf.mol, density)
+        # What PySCF's own methods take: an embedding, such as a solvent, is part of it; shifts of levels are not.
+        fock = solver.get_fock(vhf=solver.get_veff(mf.mol, density), dm=density)
     orbitals: npt.NDArray[np.float64] = np.asarray(mf.mo_coeff).T @ np.asarray(fock) @ np.asarray(mf.mo_coeff)
     return orbitals

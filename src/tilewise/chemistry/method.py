@@ -17,6 +17,7 @@ from tilewise.chemistry.orbitals import Frozen
 from tilewise.chemistry.reference import Reference, parse_reference
 from tilewise.chemistry.spaces import OrbitalSpaces, stored_elements
 from tilewise.chemistry.vectors import Vectors, cholesky_vectors, fitted_vectors
+from tilewise.engines.base import current_engine
 from tilewise.errors import InputError
 from tilewise.factories import from_dense, zeros
 from tilewise.patterns import Pattern
@@ -105,6 +106,7 @@ class Method(ABC):
         self.reference: Reference
         self.spaces: OrbitalSpaces
         self.reference, self.spaces = self._given_reference.tiled(self._tile)
+        self._asked = self.reference
         self.e_corr: float | None = None
         self._plan: Any = None
         self._made_vectors: Vectors | None = None
@@ -175,7 +177,7 @@ class Method(ABC):
         for name, value in settings.items():
             if name not in self.settings:
                 raise InputError(
-                    f"{type(self).__name__} has no setting {name!r}. Expected one such as max_cycle or conv_tol. "
+                    f"{type(self).__name__} has no setting {name!r}. Expected one of {', '.join(self.settings)}. "
                     "Correct the name."
                 )
             setattr(self, name, value)
@@ -196,17 +198,21 @@ class Method(ABC):
         if self._made_vectors is None:
             self._say(f"Vectors: {self.integrals}")
             if self.integrals == "df":
-                self._made_vectors = fitted_vectors(self._mf, self.auxbasis, engine=engine)
+                self._made_vectors = fitted_vectors(self._mf, self.auxbasis, memory=self.memory, engine=engine)
             else:
-                tol = CHOLESKY_TOL if self.cholesky_tol is None else self.cholesky_tol
+                tol = self._cholesky_limit()
                 self._made_vectors = cholesky_vectors(self.mol, tol, memory=self.memory, engine=engine)
         return self._made_vectors
+
+    def _cholesky_limit(self) -> float:
+        return CHOLESKY_TOL if self.cholesky_tol is None else self.cholesky_tol
 
     def _settle(self, engine: Engine, checkpoint: str | os.PathLike[str] | None = None) -> None:
         """Ranks take the orbitals of the first one; a run that goes on, those it was begun with."""
         if engine.ranks == 1 and checkpoint is None:
             return
         reference = self._given_reference.of_first(engine)
+        self._asked, self.spaces = reference.tiled(self._tile)
         if checkpoint is not None:
             reference = keep_orbitals(reference, checkpoint, engine)
         self.reference, self.spaces = reference.tiled(self._tile)
@@ -228,11 +234,9 @@ class Method(ABC):
         return Speaker(self.progress, self.verbose, self.stdout)
 
     def _say(self, line: str, level: int = 4) -> None:
-        self.speaker.say(line, level)
-
-    def _log(self, line: str) -> None:
-        """A line of an iteration."""
-        self._say(line, level=4)
+        """Tell a line, on the first rank."""
+        if current_engine().rank == 0:
+            self.speaker.say(line, level)
 
     def _tell_stage(self, line: str) -> None:
         self._say(line, level=5)

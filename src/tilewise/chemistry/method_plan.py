@@ -84,6 +84,7 @@ def plan_method(
     statements: Sequence[Statement],
     hamiltonian: Hamiltonian,
     amplitudes: Sequence[str],
+    energy: Sequence[str],
     budget: int,
     *,
     diis_space: int,
@@ -91,8 +92,13 @@ def plan_method(
     engine: Engine,
     reproducible: bool,
 ) -> MethodPlan:
-    """Find what has to leave memory so that an iteration fits: the largest integrals first, before them DIIS."""
-    search = _Search(name, tuple(statements), hamiltonian, tuple(amplitudes), scratch, engine, reproducible)
+    """Find what has to leave memory so that an iteration fits: the largest integrals first, before them DIIS.
+
+    `energy` names the tensors that the energy is made of.
+    """
+    search = _Search(
+        name, tuple(statements), hamiltonian, tuple(amplitudes), tuple(energy), scratch, engine, reproducible
+    )
     footprints = [search.footprint(diis_space, on_disk) for on_disk in (False, True)]
     fixed = hamiltonian.vector_bytes + reserved_bytes(budget)
     movable = search.movable
@@ -131,6 +137,8 @@ class _Search:
     """Where integrals come from."""
     amplitudes: tuple[str, ...]
     """Names of its amplitudes."""
+    energy: tuple[str, ...]
+    """Tensors that its energy is made of."""
     scratch: str | None
     """Folder for what goes to disk."""
     engine: Engine
@@ -143,7 +151,8 @@ class _Search:
         """Tensors of the Hamiltonian that are needed, also for the energy and to start from."""
         needed = {each.name for statement in self.statements for each in statement.operands}
         made = {statement.target.name for statement in self.statements}
-        return tuple(sorted((needed - made - set(self.amplitudes)) | {"V", "L", "f_ov"}))
+        start = {"V", "f_ov"} if "t1" in self.amplitudes else {"V"}
+        return tuple(sorted((needed - made - set(self.amplitudes)) | start | set(self.energy)))
 
     @cached_property
     def sizes(self) -> dict[str, int]:

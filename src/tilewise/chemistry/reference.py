@@ -94,6 +94,33 @@ class Reference:
         return summary.digest()
 
 
+Turns = tuple[Floats, Floats]
+
+
+def orbital_turns(given: Reference, wanted: Reference) -> Turns | None:
+    """Matrices from the occupied and the virtual orbitals of one reference to those of another, None if they are equal.
+
+    Both are of one molecule, and span the same space.
+    """
+    pairs = [(given.occupied, wanted.occupied), (given.virtual, wanted.virtual)]
+    if all(np.array_equal(a, b) for a, b in pairs) or not hasattr(given.integrals, "intor_symmetric"):
+        return None
+    overlap = given.integrals.intor_symmetric("int1e_ovlp")
+    occupied, virtual = (a.T @ overlap @ b for a, b in pairs)
+    return occupied, virtual
+
+
+def turn(amplitudes: Floats, turns: Turns | None) -> Floats:
+    """Amplitudes t1[i, a] or t2[i, j, a, b] of the orbitals that `turns` leads to."""
+    if turns is None:
+        return amplitudes
+    occupied, virtual = turns
+    form = "ia,ik,ac->kc" if amplitudes.ndim == 2 else "ijab,ik,jl,ac,bd->klcd"
+    matrices = (occupied, virtual) if amplitudes.ndim == 2 else (occupied, occupied, virtual, virtual)
+    turned: Floats = np.einsum(form, amplitudes, *matrices, optimize=True)
+    return turned
+
+
 def parse_reference(mf: Any, frozen: Frozen) -> Reference:
     """Take the orbitals of a closed-shell Hartree-Fock object of PySCF or of a file, or say why not.
 

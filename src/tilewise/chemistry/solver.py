@@ -21,6 +21,7 @@ from tilewise.chemistry.interrupts import Interrupts, catching_signals
 from tilewise.engines.base import current_engine
 from tilewise.errors import ConvergenceError, InputError, Interrupted, NonFiniteError
 from tilewise.patterns import Pattern, equal_structure
+from tilewise.plans.explain import plural_text
 from tilewise.plans.propagation import nonnegative
 from tilewise.spaces.integers import parse_integer
 from tilewise.tensors import BlockTensor, Engine
@@ -36,6 +37,9 @@ MOST_ENERGY = 1e3
 
 MOST_GROWTH = 1e4
 """An iteration diverges once a step is so much longer than the first one and than 1."""
+
+ROUNDING = 1e-13
+"""Norm of steps that consist of rounding."""
 
 RECENT = 6
 """How many of the last cycles are looked at to tell what is wrong."""
@@ -292,11 +296,7 @@ class _Iteration:
     def _go_on(self, saved: Saved, like: Amplitudes) -> None:
         assert self.checkpoint is not None
         state = saved.state
-        if state.method != self.name:
-            raise InputError(
-                f"The checkpoint {self.checkpoint.path} has amplitudes of {state.method}. Expected those of "
-                f"{self.name}. Remove the file to begin anew, or name another with checkpoint=."
-            )
+        self.checkpoint.check_method(state, self.name)
         self.amplitudes = saved.amplitudes(like)
         saved.restore(self.diis, like)
         self.energies, self.norms, self.mixes = list(state.energies), list(state.norms), dict(state.mixes)
@@ -451,12 +451,21 @@ def _with_blocks(tensor: BlockTensor, pattern: Pattern) -> BlockTensor:
 def explain_failure(history: tuple[Cycle, ...], options: Options) -> str:
     """Why an iteration has not converged within its cycles, from what these came to, and what to try."""
     norms = [cycle.norm for cycle in history]
-    limits = f"Expected less than {options.conv_tol_normt:.3g} and {options.conv_tol:.3g}."
-    if len(history) < 3:
-        return f"There were {len(history)} cycles. {limits} Raise max_cycle={options.max_cycle}."
+    limits = (
+        f"Expected a norm below conv_tol_normt={options.conv_tol_normt:.3g} and a change below "
+        f"conv_tol={options.conv_tol:.3g}."
+    )
+    if not history:
+        return f"There was no cycle. {limits} Raise max_cycle={options.max_cycle}."
     last = history[-1]
-    state = f"After {last.number} cycles the step has the norm {last.norm:.3g} and the energy changed by"
-    state += f" {last.change:.3g} hartree. {limits}"
+    state = (
+        f"After {plural_text(last.number, 'cycle')} the step has the norm {last.norm:.3g} and the energy changed by "
+        f"{last.change:.3g} hartree. {limits}"
+    )
+    if len(history) < 3:
+        return f"{state} Raise max_cycle={options.max_cycle}."
+    if 0 < last.norm < ROUNDING:
+        return f"{state} Steps are as short as rounding lets them be: raise conv_tol_normt and conv_tol."
     least = min(norms)
     if last.norm > 10 * least:
         return (
@@ -474,11 +483,16 @@ def explain_failure(history: tuple[Cycle, ...], options: Options) -> str:
             f"{state} The energy goes up and down. Raise diis_space={options.diis_space}, or take smaller steps with "
             "iterative_damping=0.5."
         )
+    if rate >= 1:
+        return (
+            f"{state} Steps do not become shorter. Check that the mean field is stable and has a gap, raise "
+            f"diis_space={options.diis_space}, or take smaller steps with iterative_damping=0.5; or the limits are "
+            "below the rounding or the screening of the integrals."
+        )
     return (
         f"{state} Each step is {rate:.2f} times as long as the one before, which is slow. Raise max_cycle to "
         f"{_cycles_needed(last, min(rate, 0.98), options)} or more and diis_space={options.diis_space}, and check that "
-        "the mean field has a gap; if the steps do not become shorter at all, the limits are below the rounding or the "
-        "screening of the integrals."
+        "the mean field has a gap."
     )
 
 

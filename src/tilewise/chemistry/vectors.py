@@ -111,7 +111,13 @@ class Slabs:
                 yield array[begin : begin + at_once]
 
 
-def fitted_vectors(mol_or_mf: Any, auxbasis: str | None = None, *, engine: str | Engine | None = None) -> Vectors:
+def fitted_vectors(
+    mol_or_mf: Any,
+    auxbasis: str | None = None,
+    *,
+    memory: int | str | None = None,
+    engine: str | Engine | None = None,
+) -> Vectors:
     """Vectors of density-fitted integrals.
 
     Parameters
@@ -123,6 +129,8 @@ def fitted_vectors(mol_or_mf: Any, auxbasis: str | None = None, *, engine: str |
         Name of the auxiliary basis set for a molecule. By default the one that PySCF pairs with the molecule's basis
         set for correlation energies (``pyscf.df.make_auxbasis(mol, mp2fit=True)``), as ``pyscf.cc`` does too:
         cc-pvdz-ri for cc-pvdz.
+    memory : int or str, optional
+        Vectors that are made here and take more than half of it are in a temporary file.
     engine : str or Engine, optional
         Whose ranks share the vectors; the engine in use by default.
 
@@ -145,7 +153,9 @@ def fitted_vectors(mol_or_mf: Any, auxbasis: str | None = None, *, engine: str |
     mol = _parse_molecule(mol_or_mf)
 
     def make() -> FittedVectors:
-        return fit_molecule(mol, auxbasis) if fitting is None else FittedVectors.of(mol_or_mf)
+        if fitting is not None:
+            return FittedVectors.of(mol_or_mf)
+        return fit_molecule(mol, auxbasis, parse_memory(memory) // 2)
 
     source = found.agree(make, once=True)
     count, held = found.of_first((0, 0) if source is None else (source.count, source.held_bytes))

@@ -1,0 +1,173 @@
+"""Amplitudes and Fock matrices belong to the orbitals that a user has."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyscf import cc, gto, scf, solvent
+
+import tilewise as tw
+from chemistry.cc_cases import TIGHT, converge_pyscf, mean_field_of, without_file
+from chemistry.molecules import WATER
+from tilewise.chemistry import CCD, CCSD, DRCCD, four_index, integrals
+from tilewise.chemistry.checkpoint import Checkpoint
+from tilewise.chemistry.hamiltonian import Hamiltonian
+from tilewise.chemistry.vectors import fitted_vectors
+from tilewise.errors import InputError, StorageError
+
+
+def turned(mf: Any) -> Any:
+    """The same mean field with orbitals of other signs, as a second Hartree-Fock may have."""
+    other = mf.copy()
+    signs = np.random.default_rng(3).choice([-1.0, 1.0], len(mf.mo_occ))
+    other.mo_coeff = mf.mo_coeff * signs
+    return other
+
+
+@pytest.mark.parametrize("symmetry", [False, True], ids=["no irreps", "irreps"])
+def test_amplitudes_of_a_run_that_goes_on_are_those_of_the_mean_field(symmetry: bool, tmp_path: Path) -> None:
+    mf = mean_field_of("water", "6-31g", symmetry)
+    other = turned(mf)
+    CCSD(mf, 1, tile=4, checkpoint=tmp_path / "run.h5", **TIGHT).run()
+    again = CCSD(other, 1, tile=4, checkpoint=tmp_path / "run.h5", **TIGHT).run()
+    expected = converge_pyscf(cc.CCSD(other, frozen=1))
+    singles, doubles = again.to_pyscf()
+    np.testing.assert_allclose(singles, expected.t1, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(doubles, expected.t2, rtol=0, atol=1e-7)
+
+
+def test_a_start_is_turned_into_the_orbitals_of_the_checkpoint(tmp_path: Path) -> None:
+    mf = mean_field_of("water", "6-31g")
+    other, path = turned(mf), tmp_path / "run.h5"
+    CCSD(mf, checkpoint=path, max_cycle=1).run()
+    start = converge_pyscf(cc.CCSD(other))
+    for each in tmp_path.iterdir():
+        if not each.name.endswith(".orbitals"):
+            each.unlink()
+    method = CCSD(other, checkpoint=path)
+    method.kernel(start.t1, start.t2)
+    assert method.cycles == 1
+
+
+@pytest.mark.parametrize("model", ["ddCOSMO", "PCM"])
+def test_a_solvent_is_part_of_the_fock_matrix(model: str) -> None:
+    mol = gto.M(atom=WATER, basis="6-31g", verbose=0)
+    mf = getattr(solvent, model)(scf.RHF(mol)).run(conv_tol=1e-12)
+    without_file(mf)
+    expected = converge_pyscf(cc.ccsd.CCSD(mf)).e_corr
+    assert CCSD(mf, **TIGHT).run().e_corr == pytest.approx(expected, rel=0, abs=1e-8)
+    gas = converge_pyscf(cc.CCSD(mean_field_of("water", "6-31g"))).e_corr
+    assert abs(expected - gas) > 1e-5
+
+
+def test_a_level_shift_is_no_part_of_the_fock_matrix() -> None:
+    mol = gto.M(atom=WATER, basis="6-31g", verbose=0)
+    mf = without_file(scf.RHF(mol).set(level_shift=0.3).run(conv_tol=1e-12))
+    expected = converge_pyscf(cc.CCSD(mean_field_of("water", "6-31g"))).e_corr
+    assert CCSD(mf, **TIGHT).run().e_corr == pytest.approx(expected, rel=0, abs=1e-8)
+
+
+def test_tensors_of_an_earlier_run_are_gone_before_new_ones_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = CCSD(mean_field_of("water", "6-31g"), tile=4).run()
+    tensors = (*method._tensors.values(), *method._amplitudes.values())
+    before = [weakref.ref(tensor.arena.data) for tensor in tensors]
+    del tensors
+    build = type(method.plan().hamiltonian).build
+    alive: list[int] = []
+
+    def look(*arguments: Any, **options: Any) -> Any:
+        gc.collect()
+        alive.append(sum(each() is not None for each in before))
+        return build(*arguments, **options)
+
+    monkeypatch.setattr(type(method.plan().hamiltonian), "build", look)
+    first = method.e_corr
+    method.run(conv_tol=1e-9)
+    assert alive == [0]
+    assert method.e_corr == pytest.approx(first, abs=1e-6)
+
+
+def test_nobody_holds_the_amplitudes_to_start_from() -> None:
+    mf = mean_field_of("water", "6-31g")
+    given = CCSD(mf, max_cycle=1).run().to_pyscf()
+    method, held, alive = CCSD(mf), [], []
+    place: Any = method._given
+
+    def remember(t1: Any, t2: Any) -> Any:
+        made = place(t1, t2)
+        held.append(weakref.ref(made["t2"].arena.data))
+        return made
+
+    method._given = remember  # type: ignore[method-assign]
+    method.diis, method.callback = False, lambda _: alive.append(held[0]() is not None)
+    method.kernel(*given)
+    assert method.converged
+    assert not any(alive[1:])
+
+
+def test_a_checkpoint_of_another_method_is_refused_before_integrals_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mf, path = mean_field_of("water", "6-31g"), tmp_path / "run.h5"
+    CCD(mf, checkpoint=path, max_cycle=1).run()
+    monkeypatch.setattr(Hamiltonian, "build", lambda *_, **__: pytest.fail("integrals were made"))
+    with pytest.raises(InputError, match=r"has amplitudes of CCD\. Expected those of drCCD"):
+        DRCCD(mf, checkpoint=path).run()
+    with Checkpoint(path, CCD(mf)._digest()).path.open("r+b") as file:  # nobody has it locked
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(StorageError, match="in use by another job"):
+            CCD(mf, checkpoint=path).run()
+
+
+def test_integrals_are_sampled_once_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, sizes = integrals.CoulombSource.read, []
+
+    def count(self: Any, row: int, column: int, out: Any) -> None:
+        sizes.append(out.nbytes)
+        read(self, row, column, out)
+
+    monkeypatch.setattr(integrals.CoulombSource, "read", count)
+    mf = mean_field_of("ethene", "cc-pvdz")
+    with pytest.raises(tw.MemoryBudgetError):
+        CCSD(mf, memory="1MB").plan()
+    assert len(sizes) == 1
+    CCSD(mf, tile=100).plan()
+    assert len(sizes) == 2
+    assert max(sizes) <= four_index.SAMPLE_BYTES
+
+
+def test_fitted_vectors_that_do_not_fit_are_in_a_file() -> None:
+    mol = gto.M(atom=WATER, basis="cc-pvdz", verbose=0)
+    whole, small = fitted_vectors(mol), fitted_vectors(mol, memory="100kB")
+    assert whole.held_bytes > 100_000
+    assert small.held_bytes == 0
+    mf = without_file(scf.RHF(mol).run(conv_tol=1e-12))
+    free = CCSD(mf, integrals="df", **TIGHT).run()
+    for memory in ("40MB", "4MB"):
+        tight = CCSD(mf, integrals="df", memory=memory, **TIGHT).run()
+        assert tight.e_corr == pytest.approx(free.e_corr, rel=0, abs=1e-9)
+
+
+def test_drccd_has_no_ladder() -> None:
+    mf = mean_field_of("water", "6-31g")
+    assert "f_ov" not in CCD(mf).plan().names
+    with pytest.raises(InputError, match="DRCCD has no setting 'ladder'"):
+        DRCCD(mf, ladder="none")
+    method = DRCCD(mf)
+    method.ladder = "direct"
+    with pytest.raises(InputError, match="was set for drCCD"):
+        method.run()
+
+
+def test_complex_tensors_are_no_start() -> None:
+    mf = mean_field_of("water", "6-31g")
+    method = CCSD(mf, max_cycle=1).run()
+    assert method.t2 is not None
+    with pytest.raises(InputError, match=r"t2= has elements of complex128\. Expected real numbers"):
+        CCSD(mf).kernel(method.t1, method.t2.astype(np.complex128))
