@@ -89,9 +89,9 @@ class SavedMeanField:
         veff: Floats = np.asarray(direct - exchange / 2)
         return veff
 
-    def get_fock(self) -> Floats:
-        """The Fock matrix of Hartree-Fock over the functions, made from the orbitals."""
-        return self.get_hcore() + self.get_veff()
+    def get_fock(self, vhf: Floats | None = None, dm: Floats | None = None) -> Floats:
+        """The Fock matrix of Hartree-Fock over the functions; `vhf` is what `get_veff` has given."""
+        return self.get_hcore() + (self.get_veff(dm=dm) if vhf is None else vhf)
 
 
 def brillouin(mf: Any) -> float:

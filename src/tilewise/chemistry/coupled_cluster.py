@@ -157,7 +157,7 @@ class CoupledCluster(Method):
             raise InputError(f"{self.name} has no amplitudes yet. Expected them after a run. Call run() first.")
 
     def plan(self) -> MethodPlan:
-        """What an iteration does and costs, and where its tensors are; a few integrals are computed to see how long they take."""
+        """What an iteration does and costs, and where its tensors are; of integrals only a sample is computed."""
         if self._plan is None:
             self._plan = self._make_plan(current_engine())
         made: MethodPlan = self._plan

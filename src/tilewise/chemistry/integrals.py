@@ -336,9 +336,8 @@ def fock_matrix(mf: Any) -> npt.NDArray[np.float64]:
         return np.asarray(mf.fock, np.float64)
     density = 2.0 * np.asarray(mf.mo_coeff)[:, np.asarray(mf.mo_occ) > 0]
     density = density @ np.asarray(mf.mo_coeff)[:, np.asarray(mf.mo_occ) > 0].T
-    solver = mf if hasattr(mf, "get_fock") else _pyscf().scf.RHF(mf.mol)
     with _pyscf().lib.with_omp_threads(1):  # several threads add up in no fixed order
         # What PySCF's own methods take: an embedding, such as a solvent, is part of it; shifts of levels are not.
-        fock = solver.get_fock(vhf=solver.get_veff(mf.mol, density), dm=density)
+        fock = mf.get_fock(vhf=mf.get_veff(mf.mol, density), dm=density)
     orbitals: npt.NDArray[np.float64] = np.asarray(mf.mo_coeff).T @ np.asarray(fock) @ np.asarray(mf.mo_coeff)
     return orbitals
