@@ -519,6 +519,17 @@ def test_one_rank_tells_for_all(tmp_path: Path, json_file: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_report_of_amplitudes_that_ranks_share(tmp_path: Path) -> None:
+    """Small tensors are kept by each rank; these are not, and to look at them alone would be to wait for ever."""
+    pytest.importorskip("mpi4py")
+    options = ["--basis", "cc-pvdz", "--no-symmetry", "--method", "ccsd", "--max-cycle", "2", "--workers", "1"]
+    done = ranks(2, "-m", "tilewise", "energy", str(WATER), *options, "--engine", "mpi", "--report", str(tmp_path))
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.count("report in ") == 1
+    assert (tmp_path / "index.html").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [

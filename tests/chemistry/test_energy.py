@@ -8,6 +8,7 @@ import pytest
 from chemistry.molecules import mean_field, pyscf_mp2
 from tilewise.chemistry import energy
 from tilewise.errors import InputError
+from tilewise.tensors import BlockTensor
 
 WATER_FILE = Path(__file__).resolve().parents[2] / "examples" / "water.xyz"
 
@@ -41,6 +42,18 @@ def test_a_calculation_is_planned_before_it_runs() -> None:
     assert result.plan["budget_bytes"] == 10**9
     assert made.held == {"DIIS": result.plan["held_bytes"]["DIIS"]}
     assert "E(HF)" in dict(result.energies())
+
+
+def test_patterns_copy_no_amplitudes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that transposed them alone would wait for the others for ever."""
+    made = energy.prepare(WATER_FILE, basis="sto-3g", method="ccsd", max_cycle=2)
+    made.run()
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("amplitudes should not be transposed to tell their pattern")
+
+    monkeypatch.setattr(BlockTensor, "transpose", refuse)
+    assert list(made.patterns()) == ["t2[iajb]", "ovvv[akcd]"]
 
 
 @pytest.mark.parametrize(("text", "charge"), [("1\n\nHe 0 0 0\n", 0), ("1\n\nLi 0 0 0\n", 1), ("1\n\nH 0 0 0", -1)])

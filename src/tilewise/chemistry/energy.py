@@ -218,9 +218,12 @@ class Calculation:
 
     def patterns(self) -> dict[str, Pattern]:
         """Blocks and norms of the amplitudes and of the largest integrals, after the run."""
-        outcome, doubles = getattr(self.method, "outcome", None), getattr(self.method, "t2", None)
+        if isinstance(self.method, MP2):
+            return {} if self.method.t2 is None else {"t2[ijab]": self.method.t2.pattern}
+        # Not `t2`, which transposes: that is work of all ranks together, and a copy.
+        outcome = getattr(self.method, "outcome", None)
         if outcome is None:
-            return {} if doubles is None else {"t2[ijab]": doubles.pattern}
+            return {}
         kept = getattr(self.method, "_tensors", {})
         largest = {name: kept[name].pattern for name in ("ovvv", "V") if name in kept}
         named = {f"{name}[{INTEGRAL_MODES[name][0]}]": pattern for name, pattern in largest.items()}
