@@ -17,9 +17,12 @@ from pyscf.tools import fcidump
 from chemistry.cc_cases import ccsd_energies, reference_energy
 from chemistry.molecules import mean_field
 from engines.processes import ranks
+from tilewise import cli
 from tilewise.chemistry.integrals import hartree_fock
 from tilewise.cli import main
+from tilewise.engines.base import current_engine
 from tilewise.errors import Interrupted
+from tilewise.reports.energy_page import EnergyPage
 from tilewise.reports.live import Progress
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -495,6 +498,26 @@ def test_a_report_is_written(method: str, pictures: int, tmp_path: Path, capsys:
     assert len(list(folder.glob("*.png"))) == len(list(folder.glob("*.svg"))) == pictures
     assert f"<b>{found['e_tot']:.10f}</b>" in text
     assert "tilewise</span> <span>energy</span>" in text
+
+
+@pytest.mark.parametrize("method", ["mp2", "ccsd(t)"])
+def test_a_report_is_made_by_the_engine_that_ran(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another engine has other workers, for which the budget may not do."""
+    pytest.importorskip("matplotlib")
+    made, make = [], cli._page
+
+    def note(*arguments: Any) -> EnergyPage:
+        made.append(current_engine().workers)
+        return make(*arguments)
+
+    monkeypatch.setattr(cli, "_page", note)
+    for workers in (1, 3):
+        folder = tmp_path / str(workers)
+        options = ["--basis", "sto-3g", "--method", method, "--workers", str(workers), "--report", str(folder)]
+        assert main(["energy", str(WATER), *options]) == 0
+        if method == "mp2":
+            assert f"{workers} worker{'s' * (workers > 1)}" in (folder / "index.html").read_text()
+    assert made == [1, 3]
 
 
 # Ranks

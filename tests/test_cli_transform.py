@@ -53,6 +53,7 @@ def test_a_plan_stops_before_the_run(capsys: pytest.CaptureFixture[str]) -> None
         (["--charge", "1"], "an odd number"),
         (["--scratch", "/nowhere"], "does not exist"),
         (["--out", "/nowhere/a.h5"], "/nowhere is no folder"),
+        (["--out", "/"], "/ is a folder. The name of a file is expected. Correct --out"),
     ],
 )
 def test_wrong_input_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

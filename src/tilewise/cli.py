@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -19,7 +18,7 @@ from tilewise.machine import Machine
 from tilewise.reports.energy_page import EnergyPage, versions, write_energy_page
 from tilewise.reports.host import describe_host, host_report, version_of
 from tilewise.reports.live import Progress
-from tilewise.reports.plots import new_figure
+from tilewise.reports.outputs import check_file, check_report, write_json
 from tilewise.reports.tables import print_report, show
 from tilewise.tensors import Engine
 
@@ -201,13 +200,15 @@ def _energy(args: argparse.Namespace) -> int:
                 explanation = job.explanation
             else:
                 result = job.run()
+                # The plans in it are those of this engine, and making one is work of all ranks together.
+                page = None if args.report is None else _page(args, job, result)
     if engine.rank != 0:
         return 0 if args.plan or result.converged else UNCONVERGED
     if args.plan:
         print(explanation)
         return 0
     _print_energy(args, result)
-    _write_results(args, job, result)
+    _write_results(args, result, page)
     if result.converged:
         return 0
     print(f"tilewise: {result.reason}", file=sys.stderr)
@@ -262,40 +263,6 @@ def _ranks(args: argparse.Namespace) -> Iterator[Engine]:
             raise
 
 
-def _check_outputs(args: argparse.Namespace) -> None:
-    """Raise before a long run if its results could not be written."""
-    _check_folder(args.json, "--json")
-    if args.json is not None and args.json.is_dir():
-        raise InputError(f"{args.json} is a folder. The name of a file is expected. Correct --json.")
-    if args.report is not None:
-        new_figure(1, 1)  # there is nothing to draw with if this fails
-        try:
-            args.report.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unwritable(args.report, "--report", error) from error
-        _check_folder(args.report / "index.html", "--report")
-
-
-def _check_folder(path: Path | None, option: str) -> None:
-    """Raise before a long run if its result could not be written."""
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise InputError(f"{path.parent} is no folder. A file in a folder that exists is expected. Correct {option}.")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise _unwritable(path, option, error) from error
-
-
-def _unwritable(path: Path, option: str, error: OSError) -> InputError:
-    return InputError(
-        f"{path} cannot be written ({error.strerror}). A place in a folder that can be written to is expected. Correct "
-        f"{option}."
-    )
-
-
 def _print_energy(args: argparse.Namespace, result: EnergyResult) -> None:
     if args.explain:
         print(f"{result.explanation}\n")
@@ -309,13 +276,18 @@ def _print_energy(args: argparse.Namespace, result: EnergyResult) -> None:
     print(f"{'' if result.verdict else chr(10)}{result.seconds:.1f} s")
 
 
-def _write_results(args: argparse.Namespace, job: Calculation, result: EnergyResult) -> None:
+def _check_outputs(args: argparse.Namespace) -> None:
+    check_file(args.json, "--json")
+    check_report(args.report, "--report")
+
+
+def _write_results(args: argparse.Namespace, result: EnergyResult, page: EnergyPage | None) -> None:
     """The files that were asked for."""
     if args.json is not None:
         facts = {"input": str(args.input), "command": args.command, "versions": versions()}
-        _write_json(args.json, facts | result.to_dict())
-    if args.report is not None:
-        print(f"report in {write_energy_page(args.report, _page(args, job, result))}")
+        write_json(args.json, facts | result.to_dict(), "--json")
+    if page is not None:
+        print(f"report in {write_energy_page(args.report, page)}")
 
 
 def _page(args: argparse.Namespace, job: Calculation, result: EnergyResult) -> EnergyPage:
@@ -337,13 +309,6 @@ def _page(args: argparse.Namespace, job: Calculation, result: EnergyResult) -> E
         explanation=job.explanation_html,
         versions=versions(),
     )
-
-
-def _write_json(path: Path, content: dict[str, object]) -> None:
-    try:
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise _unwritable(path, "--json", error) from error
 
 
 def _line(error: BaseException) -> str:
@@ -414,8 +379,8 @@ def _transform(args: argparse.Namespace) -> int:
     from tilewise.chemistry.inputs import orbital_file
     from tilewise.chemistry.orbitals import named_orbitals
 
-    _check_folder(args.out, "--out")
     with _ranks(args) as engine:
+        engine.agree(lambda: _check_transform(args), once=True)
         if args.checkpoint is not None:
             args.checkpoint = checkpoint_for(engine, args.checkpoint)
         say = _say if engine.rank == 0 else _say_nothing
@@ -445,6 +410,11 @@ def _transform(args: argparse.Namespace) -> int:
             if not args.plan:
                 _print_transform(args, result, norm)
     return 0
+
+
+def _check_transform(args: argparse.Namespace) -> None:
+    """Say what is wrong before the mean field is computed."""
+    check_file(args.out, "--out")
 
 
 def _mean_field(args: argparse.Namespace, say: Callable[[str], None]) -> SavedMeanField:
