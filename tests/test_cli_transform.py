@@ -53,7 +53,6 @@ def test_a_plan_stops_before_the_run(capsys: pytest.CaptureFixture[str]) -> None
         (["--charge", "1"], "an odd number"),
         (["--scratch", "/nowhere"], "does not exist"),
         (["--out", "/nowhere/a.h5"], "/nowhere is no folder"),
-        (["--out", "/"], "/ is a folder. The name of a file is expected. Correct --out"),
     ],
 )
 def test_wrong_input_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,3 +60,25 @@ def test_wrong_input_is_one_line(options: list[str], message: str, capsys: pytes
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("tilewise: ")
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--orbitals", "ovox"], "The orbitals 'ovox' are unknown"),
+        (["--memory", "8XB"], "memory='8XB' is no amount of memory"),
+        (["--scratch", "/nowhere"], "does not exist"),
+        (["--out", "/"], "/ is a folder. The name of a file is expected. Correct --out"),
+    ],
+)
+def test_wrong_input_is_found_before_the_mean_field(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(mol: object) -> None:
+        raise AssertionError("a wrong input should be found before the mean field is computed")
+
+    monkeypatch.setattr("tilewise.chemistry.inputs.hartree_fock", refuse)
+    assert main(["transform", str(WATER), "--basis", "sto-3g", *options]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1

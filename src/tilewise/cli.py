@@ -12,15 +12,19 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 import tilewise as tw
 from tilewise.errors import ConvergenceError, InputError, Interrupted, NonFiniteError, TilewiseError
 from tilewise.machine import Machine
+from tilewise.plans.budget import parse_memory
 from tilewise.reports.energy_page import EnergyPage, versions, write_energy_page
 from tilewise.reports.host import describe_host, host_report, version_of
 from tilewise.reports.live import Progress
 from tilewise.reports.outputs import check_file, check_report, write_json
 from tilewise.reports.tables import print_report, show
 from tilewise.tensors import Engine
+from tilewise.tensors.drafts import parse_scratch
 
 if TYPE_CHECKING:
     from tilewise.chemistry.chkfile import SavedMeanField
@@ -107,8 +111,11 @@ def _parser() -> argparse.ArgumentParser:
 
 # tilewise energy
 
-CYCLES = ("max_cycle", "conv_tol", "conv_tol_normt", "diis_space")
-"""Options of methods that iterate."""
+KEYWORDS = (
+    *("integrals", "auxbasis", "memory", "scratch", "tile"),
+    *("checkpoint", "reproducible", "max_cycle", "conv_tol", "conv_tol_normt", "diis_space", "force"),
+)
+"""Flags that methods take as keywords of the same name; None if they were not given."""
 
 EXITS = """
 exit codes:
@@ -180,12 +187,16 @@ def _add_cycle_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--checkpoint", type=Path, metavar="FILE", help="keep each cycle, so that the same command goes on from there"
     )
-    group.add_argument("--reproducible", action="store_true", help="the same bits for any number of workers and ranks")
+    group.add_argument(
+        "--reproducible", action="store_true", default=None, help="the same bits for any number of workers and ranks"
+    )
     group.add_argument("--max-cycle", type=int, metavar="N", help="most cycles (default: 50)")
     group.add_argument("--conv-tol", type=float, metavar="E", help="change of the energy, hartree (default: 1e-7)")
     group.add_argument("--conv-tol-normt", type=float, metavar="T", help="norm of the step (default: 1e-5)")
     group.add_argument("--diis-space", type=int, metavar="N", help="amplitudes that DIIS combines (default: 6)")
-    group.add_argument("--force", action="store_true", help="(T) of amplitudes that have not converged, too")
+    group.add_argument(
+        "--force", action="store_true", default=None, help="(T) of amplitudes that have not converged, too"
+    )
 
 
 def _energy(args: argparse.Namespace) -> int:
@@ -218,8 +229,6 @@ def _energy(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace, progress: Progress | None) -> Calculation:
     from tilewise.chemistry.energy import prepare
 
-    names = ("integrals", "auxbasis", "memory", "scratch", "tile", "checkpoint", "reproducible", "force")
-    options = {name: getattr(args, name) for name in (*names, *CYCLES)}
     job = prepare(
         args.input,
         method=args.method,
@@ -229,7 +238,7 @@ def _prepare(args: argparse.Namespace, progress: Progress | None) -> Calculation
         spin=args.spin,
         symmetry=args.symmetry,
         progress=_say_nothing if progress is None else progress.tell,
-        **options,
+        **{name: getattr(args, name) for name in KEYWORDS},
     )
     if progress is not None and hasattr(job.method, "callback"):
         job.method.callback, progress.limits = progress.note, job.limits
@@ -414,7 +423,16 @@ def _transform(args: argparse.Namespace) -> int:
 
 def _check_transform(args: argparse.Namespace) -> None:
     """Say what is wrong before the mean field is computed."""
+    from tilewise.chemistry.chkfile import SavedMeanField
+    from tilewise.chemistry.orbitals import named_orbitals
+
     check_file(args.out, "--out")
+    if args.memory is not None:
+        parse_memory(args.memory)
+    if args.scratch is not None:
+        parse_scratch(args.scratch)
+    none = np.zeros(0)
+    named_orbitals(SavedMeanField(None, np.zeros((0, 0)), none, none, 0.0), args.orbitals)  # looks at the letters
 
 
 def _mean_field(args: argparse.Namespace, say: Callable[[str], None]) -> SavedMeanField:

@@ -3,10 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from pyscf.tools import fcidump
 
 from chemistry.molecules import mean_field, pyscf_mp2
-from tilewise.chemistry import energy
+from tilewise.chemistry import CCSD, energy
 from tilewise.errors import InputError
 from tilewise.tensors import BlockTensor
 
@@ -42,6 +44,26 @@ def test_a_calculation_is_planned_before_it_runs() -> None:
     assert result.plan["budget_bytes"] == 10**9
     assert made.held == {"DIIS": result.plan["held_bytes"]["DIIS"]}
     assert "E(HF)" in dict(result.energies())
+
+
+def test_what_is_turned_off_is_off() -> None:
+    made = energy.prepare(WATER_FILE, basis="sto-3g", method="ccsd", diis=False, reproducible=False)
+    assert isinstance(made.method, CCSD)
+    assert (made.method.diis, made.method.reproducible) == (False, False)
+
+
+@pytest.mark.parametrize("frozen", [np.array([0, 1]), [0, 1], np.int64(2), 2], ids=repr)
+def test_frozen_orbitals_may_be_an_array(frozen: Any) -> None:
+    made = energy.prepare(WATER_FILE, basis="sto-3g", method="mp2", frozen=frozen)
+    assert (made.source.frozen_count, made.method.nocc) == (2, 3)
+
+
+def test_frozen_orbitals_of_an_fcidump_may_be_an_array(tmp_path: Path) -> None:
+    mf = mean_field("H 0 0 0; H 0 0 0.74", "6-31g")
+    mf._chkfile.close()
+    fcidump.from_mo(mf.mol, str(tmp_path / "h2.fcidump"), mf.mo_coeff)
+    made = energy.prepare(tmp_path / "h2.fcidump", method="mp2", frozen=np.array([3]))
+    assert (made.method.nocc, made.method.nvir) == (1, 2)
 
 
 def test_patterns_copy_no_amplitudes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +106,18 @@ def test_two_electrons(tmp_path: Path, text: str, charge: int) -> None:
         ({"frozen": 1.5}, "frozen= is 1.5|orbitals of frozen="),
         ({"memory": "much"}, "memory='much' is no amount of memory"),
         ({"method": "ccsd", "conv_tol": -1.0}, "conv_tol=-1.0 is no tolerance"),
+        ({"method": "ccsd", "iterative_damping": 2}, "iterative_damping=2 is no part of a step"),
         ({"max_cycle": 3}, "max_cycle=3 was given with MP2, which does not iterate"),
+        ({"diis": True}, "diis=True was given with MP2, which does not iterate"),
+        ({"force": True}, r"force was given with MP2\. Expected it with ccsd\(t\)"),
+        ({"magic": 1}, r"MP2 has no option 'magic'\. Expected one of: .*memory, .*tol\. Correct the name"),
+        ({"method": "ccsd", "tol": 1e-9}, r"CCSD has no option 'tol'\. Expected one of: .*diis, .*reproducible"),
+        ({"verbose": 4}, "MP2 has no option 'verbose'"),
+        ({"tile": 0}, "The tile size is 0"),
+        ({"auxbasis": "weigend"}, "auxbasis='weigend' was given with integrals='exact'"),
+        ({"integrals": "df", "auxbasis": "nosuch"}, "no basis set 'nosuch' for the element H.*cc-pvdz-ri"),
+        ({"integrals": "df", "cholesky_tol": 1e-5}, "cholesky_tol=1e-05 was given with integrals='df'"),
+        ({"integrals": "cholesky", "cholesky_tol": -1.0}, "tol=-1.0 is no tolerance of Cholesky vectors"),
     ],
 )
 def test_rejects_before_the_mean_field(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:

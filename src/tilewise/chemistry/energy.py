@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from html import escape
+from inspect import signature
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -20,11 +21,12 @@ from tilewise.chemistry.drccd import DRCCD
 from tilewise.chemistry.hamiltonian import INTEGRALS as INTEGRAL_MODES
 from tilewise.chemistry.inputs import Input, Request, read_input
 from tilewise.chemistry.interrupts import SIGNALS
-from tilewise.chemistry.method import INTEGRALS, Method
+from tilewise.chemistry.method import INTEGRALS, Method, _parse_tile
 from tilewise.chemistry.method_plan import MethodPlan, reserved_bytes
 from tilewise.chemistry.mp2 import MP2
 from tilewise.chemistry.orbitals import Frozen
 from tilewise.chemistry.solver import Cycle, Options
+from tilewise.chemistry.vectors import _parse_tol
 from tilewise.contract import einsum
 from tilewise.engines.base import current_engine
 from tilewise.engines.transform.checkpoint import parse_checkpoint
@@ -56,8 +58,11 @@ TITLES: Final[Mapping[str, str]] = {"mp2": "MP2", "drccd": "drCCD", "ccd": "CCD"
 ALIASES: Final[Mapping[str, str]] = {"ccsd_t": "ccsd(t)", "ccsd-t": "ccsd(t)", "drpa": "drccd"}
 """Other names for them."""
 
-ITERATES: Final = ("checkpoint", "reproducible", "max_cycle", "conv_tol", "conv_tol_normt", "diis_space")
+ITERATES: Final = tuple(name for name in CoupledCluster.settings if name not in Method.settings)
 """Options of methods that iterate."""
+
+SOLVER_OPTIONS: Final = tuple(each.name for each in fields(Options) if each.name in ITERATES)
+"""Those of them that the solver checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,10 +338,10 @@ def prepare(
     """Read the input, compute its mean field, and make the method; for the arguments see `run`."""
     begin = time.perf_counter()
     tell = progress if progress is not None else _tell_nobody
-    given = {key: value for key, value in options.items() if value is not None and value is not False}
+    given = {key: value for key, value in options.items() if value is not None}
     name = current_engine().agree(lambda: _check_options(method, given))
     assert name is not None
-    source = read_input(Request(path, basis, charge, spin, frozen, symmetry), tell)
+    source = read_input(Request(path, basis, charge, spin, frozen, symmetry, given.get("auxbasis")), tell)
     made = METHODS[name](source.mean_field, source.frozen, verbose=0, progress=progress, **given)
     return Calculation(name, source, made, time.perf_counter() - begin)
 
@@ -363,7 +368,7 @@ def run(
         Name of a method, one of `METHODS`, in any case of letters.
     basis : str, optional
         Name of a basis set that PySCF knows, for an .xyz file; cc-pvdz by default.
-    frozen : int, list of int or str, optional
+    frozen : int, list or array of int, or str, optional
         Orbitals that are not correlated: the number of lowest ones, a list, or ``"core"`` for the usual ones.
     charge : int, optional
         Total charge, for an .xyz file.
@@ -460,27 +465,61 @@ def _hint(typed: Any) -> str:
 def _check_options(method: str, options: dict[str, Any]) -> str:
     """The name of the method; what is wrong with its options is said before the mean field is computed."""
     name = parse_method(method)
-    kind = METHODS[name]
-    wrong = [each for each in ITERATES if each in options and not issubclass(kind, CoupledCluster)]
-    if wrong:
-        raise InputError(
-            f"{wrong[0]}={options[wrong[0]]} was given with {TITLES[name]}, which does not iterate. Expected it "
-            f"with a method that does. Leave {wrong[0]} out."
-        )
-    if "force" in options and name != "ccsd(t)":
-        raise InputError(
-            f"force was given with {TITLES[name]}. Expected it with ccsd(t), whose triples need converged amplitudes. "
-            "Leave force out."
-        )
-    Options(**{each: options[each] for each in ITERATES[2:] if each in options})
+    _check_names(name, options)
+    Options(**{each: options[each] for each in SOLVER_OPTIONS if each in options})
+    _parse_tile(options.get("tile"))
     if "memory" in options:
         parse_memory(options["memory"])
     if "scratch" in options:
         parse_scratch(options["scratch"])
     if "checkpoint" in options:
         options["checkpoint"] = parse_checkpoint(options["checkpoint"])
-    if options.get("integrals", "exact") not in INTEGRALS:
-        raise InputError(
-            f"integrals={options['integrals']!r} is unknown. Expected one of {', '.join(INTEGRALS)}. Correct it."
-        )
+    _check_integrals(options)
     return name
+
+
+def _check_names(name: str, options: Mapping[str, Any]) -> None:
+    """Raise if a method does not take an option."""
+    kind = METHODS[name]
+    for each, value in options.items():
+        if each in ITERATES and not issubclass(kind, CoupledCluster):
+            raise InputError(
+                f"{each}={value} was given with {TITLES[name]}, which does not iterate. Expected it with a method that "
+                f"does. Leave {each} out."
+            )
+        if each == "force" and name != "ccsd(t)":
+            raise InputError(
+                f"force was given with {TITLES[name]}. Expected it with ccsd(t), whose triples need converged "
+                "amplitudes. Leave force out."
+            )
+        if each not in (known := _keywords(kind)):
+            raise InputError(
+                f"{TITLES[name]} has no option {each!r}. Expected one of: {', '.join(known)}. Correct the name, or "
+                "leave it out."
+            )
+
+
+def _keywords(kind: type[Method]) -> list[str]:
+    """The options that a method takes; those that `prepare` sets itself are not among them."""
+    makers = [each for each in kind.__mro__ if issubclass(each, Method)]
+    found = {
+        part.name for each in makers for part in signature(each).parameters.values() if part.kind is part.KEYWORD_ONLY
+    }
+    if issubclass(kind, CoupledCluster):
+        found |= set(kind.settings)
+    return sorted(found - {"progress", "verbose"})
+
+
+def _check_integrals(options: Mapping[str, Any]) -> None:
+    """Raise if the kind of integrals is unknown, or something was given that it does not need."""
+    kind = options.get("integrals", "exact")
+    if kind not in INTEGRALS:
+        raise InputError(f"integrals={kind!r} is unknown. Expected one of {', '.join(INTEGRALS)}. Correct it.")
+    for each, needed in (("auxbasis", "df"), ("cholesky_tol", "cholesky")):
+        if each in options and kind != needed:
+            raise InputError(
+                f"{each}={options[each]!r} was given with integrals={kind!r}. Expected it with {needed!r}. Leave it "
+                f"away, or pass integrals={needed!r}."
+            )
+    if "cholesky_tol" in options:
+        _parse_tol(options["cholesky_tol"])

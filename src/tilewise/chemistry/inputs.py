@@ -18,7 +18,7 @@ from tilewise.chemistry.chkfile import SavedMeanField, brillouin, read_chkfile
 from tilewise.chemistry.fcidump import read_fcidump, reference
 from tilewise.chemistry.geometry import Geometry, read_xyz
 from tilewise.chemistry.identity import function_numbers
-from tilewise.chemistry.integrals import hartree_fock, make_molecule, pyscf_module
+from tilewise.chemistry.integrals import _load_basis, hartree_fock, make_molecule, pyscf_module
 from tilewise.chemistry.orbitals import Frozen, parse_frozen
 from tilewise.engines.base import current_engine
 from tilewise.errors import InputError, StorageError
@@ -79,9 +79,16 @@ class Request:
     spin: int = 0
     """Unpaired electrons."""
     frozen: Frozen | str = None
-    """Orbitals that are not correlated: a number, a list, or ``"core"``."""
+    """Orbitals that are not correlated: a number, a list or array, or ``"core"``."""
     symmetry: bool = True
     """Whether the point group is used."""
+    auxbasis: str | None = None
+    """Auxiliary basis set that a molecule will need."""
+
+    @property
+    def freezes_core(self) -> bool:
+        """Whether the usual core is not correlated; an array is compared with no word."""
+        return isinstance(self.frozen, str) and self.frozen == "core"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +186,7 @@ def _from_molecule(request: Request, tell: Tell) -> Input:
     mol = make_molecule(geometry, basis, charge, symmetry=request.symmetry)
     frozen = _frozen_of(request, mol)
     _check_frozen(mol, frozen)
+    _check_auxiliary(geometry, request.auxbasis)
     _tell_kind(request, "xyz", tell)
     return Input("xyz", mol, frozen, basis, charge, geometry.natoms, _group(mol))
 
@@ -220,6 +228,14 @@ def molecule_mean_field(mol: Any, tell: Tell, kept: Path | None = None, *, keeps
     return SavedMeanField(mol, **found)
 
 
+def _check_auxiliary(geometry: Geometry, auxbasis: str | None) -> None:
+    """Raise before the mean field is computed if PySCF has no such set for an element."""
+    if auxbasis is None:
+        return
+    for symbol in sorted(set(geometry.symbols)):
+        _load_basis(pyscf_module().gto, auxbasis, symbol, "cc-pvdz-ri, def2-svp-ri or weigend")
+
+
 def _from_chkfile(request: Request, tell: Tell) -> Input:
     saved = read_chkfile(request.path)
     mixing = brillouin(saved)
@@ -239,7 +255,7 @@ def _from_chkfile(request: Request, tell: Tell) -> Input:
 
 
 def _from_fcidump(request: Request, tell: Tell) -> Input:
-    if request.frozen == "core":
+    if request.freezes_core:
         raise InputError(
             f"frozen='core' was given with {KINDS['fcidump']}, {request.path}, which names no atoms. Expected a number "
             "of orbitals, or a list. Pass, for example, 1."
@@ -258,7 +274,7 @@ def _group(mol: Any) -> str:
 
 def _frozen_of(request: Request, mol: Any) -> Frozen:
     """The orbitals that are not correlated, the usual core among them."""
-    if request.frozen == "core":
+    if request.freezes_core:
         return int(pyscf_module().data.elements.chemcore(mol))
     if isinstance(request.frozen, str):
         raise InputError(
