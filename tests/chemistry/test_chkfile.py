@@ -292,6 +292,20 @@ def test_tables_that_point_elsewhere_never_reach_the_integrals(
         read_chkfile(change({name: table[name]}))
 
 
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"_env": [0.0] * 100 + [10**400]},
+        {"_basis": {"O": [[0, [10**400, 1.0]]]}},
+        {"symmetry": True, "groupname": "C1", "_symm_orig": [0, 0, -(10**400)], "_symm_axes": np.eye(3).tolist()},
+    ],
+    ids=list,
+)
+def test_integers_beyond_all_floats_are_damage(change: Any, entries: dict[str, Any]) -> None:
+    with pytest.raises(StorageError, match="is damaged: its"):
+        read_chkfile(change(entries))
+
+
 @pytest.mark.parametrize("column", [1, 2, 5, 6])
 def test_tables_of_core_potentials_are_checked_too(change: Any, column: int) -> None:
     mol = make_mol(*MOLECULES["core potential"][:2], **MOLECULES["core potential"][2])

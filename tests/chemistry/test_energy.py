@@ -62,8 +62,8 @@ def test_frozen_orbitals_of_an_fcidump_may_be_an_array(tmp_path: Path) -> None:
     mf = mean_field("H 0 0 0; H 0 0 0.74", "6-31g")
     mf._chkfile.close()
     fcidump.from_mo(mf.mol, str(tmp_path / "h2.fcidump"), mf.mo_coeff)
-    made = energy.prepare(tmp_path / "h2.fcidump", method="mp2", frozen=np.array([3]))
-    assert (made.method.nocc, made.method.nvir) == (1, 2)
+    made = energy.prepare(tmp_path / "h2.fcidump", method="mp2", frozen=np.array([2, 3]))
+    assert (made.method.nocc, made.method.nvir) == (1, 1)
 
 
 def test_patterns_copy_no_amplitudes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -342,14 +343,15 @@ class _Molecule:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+    """Whether a value is a float, or an integer that is not beyond all floats."""
+    return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
 
 
 def _is_numeric(value: Any) -> bool:
     """Whether nested lists hold numbers and nothing else."""
     if isinstance(value, list):
         return all(map(_is_numeric, value))
-    return type(value) is int or (type(value) is float and np.isfinite(value))
+    return _is_number(value) and bool(np.isfinite(float(value)))
 
 
 def _shape(value: list[Any]) -> tuple[int, ...] | None:
