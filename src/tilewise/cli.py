@@ -385,7 +385,7 @@ def _add_transform(commands: _Commands) -> None:
 
 def _transform(args: argparse.Namespace) -> int:
     from tilewise.chemistry.four_index import Transform, checkpoint_for
-    from tilewise.chemistry.inputs import orbital_file
+    from tilewise.chemistry.kept_orbitals import orbital_file
     from tilewise.chemistry.orbitals import named_orbitals
 
     with _ranks(args) as engine:
@@ -437,8 +437,9 @@ def _check_transform(args: argparse.Namespace) -> None:
 
 def _mean_field(args: argparse.Namespace, say: Callable[[str], None]) -> SavedMeanField:
     from tilewise.chemistry.geometry import read_xyz
-    from tilewise.chemistry.inputs import check_electrons, molecule_mean_field, orbital_file
+    from tilewise.chemistry.inputs import check_electrons, molecule_mean_field
     from tilewise.chemistry.integrals import make_molecule
+    from tilewise.chemistry.kept_orbitals import orbital_file
 
     geometry = read_xyz(args.molecule)
     check_electrons(geometry, args.charge, 0)

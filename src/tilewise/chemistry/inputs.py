@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +16,12 @@ from tilewise.chemistry.fcidump import read_fcidump, reference
 from tilewise.chemistry.geometry import Geometry, read_xyz
 from tilewise.chemistry.identity import function_numbers
 from tilewise.chemistry.integrals import _load_basis, hartree_fock, make_molecule, pyscf_module
+from tilewise.chemistry.kept_orbitals import read_archive, write_archive
 from tilewise.chemistry.orbitals import Frozen, parse_frozen
 from tilewise.engines.base import current_engine
-from tilewise.errors import InputError, StorageError
+from tilewise.errors import InputError
 from tilewise.spaces.integers import parse_integer
-from tilewise.tensors.drafts import check_regular, draft, parse_path
+from tilewise.tensors.drafts import check_regular, parse_path
 
 __all__ = [
     "BASIS",
@@ -33,10 +31,7 @@ __all__ = [
     "check_electrons",
     "input_kind",
     "molecule_mean_field",
-    "orbital_file",
     "read_input",
-    "read_orbitals",
-    "write_orbitals",
 ]
 
 Tell = Callable[[str], None]
@@ -210,22 +205,28 @@ def molecule_mean_field(mol: Any, tell: Tell, kept: Path | None = None, *, keeps
     def solve() -> dict[str, Any]:
         if kept is not None and kept.exists():
             tell(f"Hartree-Fock: orbitals from {kept}")
-            return read_orbitals(kept, mol)
-        tell(f"Hartree-Fock: {mol.natm} atoms, {mol.nao} functions, {mol.nelectron} electrons")
-        solved = hartree_fock(mol)
-        if not solved.converged:
-            raise InputError(
-                f"Hartree-Fock has not converged within {solved.max_cycle} cycles; its energy is {solved.e_tot:.8f} "
-                "hartree. Expected a converged mean field. Check geometry and charge, or converge it with PySCF and "
-                "give its checkpoint file instead of the molecule."
-            )
-        if kept is not None and keeps:
-            write_orbitals(kept, solved)
-        return {name: getattr(solved, name) for name in _ARRAYS}
+            return _kept_orbitals(kept, mol)
+        found = _solve(mol, tell)
+        if kept is None or not keeps or write_archive(kept, {"molecule": _digest_molecule(mol)} | found):
+            return found
+        tell(f"Hartree-Fock: orbitals from {kept}, which another job has just written")
+        return _kept_orbitals(kept, mol)
 
     found = engine.of_first(engine.agree(solve, once=True))
     assert found is not None
     return SavedMeanField(mol, **found)
+
+
+def _solve(mol: Any, tell: Tell) -> dict[str, Any]:
+    tell(f"Hartree-Fock: {mol.natm} atoms, {mol.nao} functions, {mol.nelectron} electrons")
+    solved = hartree_fock(mol)
+    if not solved.converged:
+        raise InputError(
+            f"Hartree-Fock has not converged within {solved.max_cycle} cycles; its energy is {solved.e_tot:.8f} "
+            "hartree. Expected a converged mean field. Check geometry and charge, or converge it with PySCF and "
+            "give its checkpoint file instead of the molecule."
+        )
+    return {name: getattr(solved, name) for name in _ARRAYS}
 
 
 def _check_auxiliary(geometry: Geometry, auxbasis: str | None) -> None:
@@ -317,11 +318,6 @@ def _check_frozen(mol: Any, frozen: Frozen) -> None:
     parse_frozen(frozen, np.repeat([2, 0], [occupied, mol.nao - occupied]))
 
 
-def orbital_file(checkpoint: Path) -> Path:
-    """Where the orbitals that a checkpoint belongs to are kept."""
-    return checkpoint.with_name(f"{checkpoint.name}.orbitals")
-
-
 def _digest_molecule(mol: Any) -> npt.NDArray[np.uint8]:
     summary = hashlib.blake2b(f"{mol.nelectron} {mol.spin} {mol.groupname}".encode())
     for numbers in function_numbers(mol):
@@ -329,22 +325,10 @@ def _digest_molecule(mol: Any) -> npt.NDArray[np.uint8]:
     return np.frombuffer(summary.digest(), np.uint8)
 
 
-def write_orbitals(path: Path, mf: Any) -> None:
-    """Keep the orbitals of a mean field, for `read_orbitals`."""
-    with draft(path) as handle, os.fdopen(os.dup(handle), "wb") as stream:
-        np.savez(stream, molecule=_digest_molecule(mf.mol), **{name: getattr(mf, name) for name in _ARRAYS})
-
-
-def read_orbitals(path: Path, mol: Any) -> dict[str, Any]:
-    """What `write_orbitals` wrote, for the same molecule: orbitals, their energies and occupations, the energy."""
+def _kept_orbitals(path: Path, mol: Any) -> dict[str, Any]:
+    """Orbitals, their energies and occupations, and the energy, which an earlier run of the same molecule has kept."""
     remedy = f"Remove it and {path.stem}, or name another with --checkpoint."
-    try:
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            digest, found = arrays["molecule"], {name: arrays[name] for name in _ARRAYS}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise StorageError(
-            f"{path} cannot be read: {error}. Expected orbitals as they were written. {remedy}"
-        ) from error
-    if not np.array_equal(digest, _digest_molecule(mol)):
+    found = read_archive(path, remedy)
+    if set(found) != {"molecule", *_ARRAYS} or not np.array_equal(found.pop("molecule"), _digest_molecule(mol)):
         raise InputError(f"{path} has the orbitals of another molecule or basis. Expected those of this one. {remedy}")
     return found | {"e_tot": float(found["e_tot"])}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,72 @@ from tilewise.chemistry.reference import SAME_ENERGY, Reference
 from tilewise.engines.transform.checkpoint import parse_checkpoint
 from tilewise.errors import InputError, StorageError
 from tilewise.tensors import Engine
-from tilewise.tensors.drafts import draft
+from tilewise.tensors.drafts import SUFFIX, draft
 
-__all__ = ["keep_orbitals"]
+__all__ = ["keep_orbitals", "orbital_file", "read_archive", "write_archive"]
+
+
+DAMAGES = (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What reading a damaged archive of arrays may raise."""
+
+
+def orbital_file(checkpoint: Path) -> Path:
+    """Where the orbitals that a checkpoint belongs to are kept."""
+    return checkpoint.with_name(f"{checkpoint.name}.orbitals")
+
+
+def read_archive(path: Path, remedy: str) -> dict[str, Any]:
+    """The arrays that `write_archive` wrote.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    remedy : str
+        What to do about one that is damaged.
+    """
+    try:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except DAMAGES as error:
+        raise StorageError(
+            f"{path} cannot be read: {error}. Expected orbitals as they were written. {remedy}"
+        ) from error
+
+
+def write_archive(path: Path, arrays: Mapping[str, Any]) -> bool:
+    """Write arrays to a new file; False, and nothing is changed, if there is one: of two jobs the first one counts."""
+    target = path.resolve()
+    while True:
+        whole = target.with_name(f".{secrets.token_hex(8)}{SUFFIX}")
+        with draft(whole) as handle, os.fdopen(os.dup(handle), "wb") as stream:
+            np.savez(stream, **arrays)
+        try:
+            return _publish(whole, target)
+        except FileNotFoundError:
+            continue  # another job took it for the draft of a killed one
+        except OSError as error:
+            raise StorageError(
+                f"{path} cannot be written: {error.strerror}. Expected a folder that takes new files. Check the path "
+                "and its permissions."
+            ) from error
+        finally:
+            whole.unlink(missing_ok=True)
+
+
+def _publish(whole: Path, target: Path) -> bool:
+    """Give a file its name, unless another has it."""
+    try:
+        os.link(whole, target)
+    except FileExistsError:
+        return False
+    except FileNotFoundError:
+        raise
+    except OSError:  # some file systems have no second names; between these two lines another job may be first
+        if target.exists():
+            return False
+        os.replace(whole, target)
+    return True
 
 
 def keep_orbitals(reference: Reference, checkpoint: str | os.PathLike[str], engine: Engine) -> Reference:
@@ -39,23 +103,18 @@ def keep_orbitals(reference: Reference, checkpoint: str | os.PathLike[str], engi
 
     def take() -> Reference:
         begun = parse_checkpoint(checkpoint)
-        path = begun.with_name(f"{begun.name}.orbitals")
+        path, goes_on = orbital_file(begun), begun.exists()  # in this order: another job may just begin
         if path.exists():
             return _read(path, reference)
-        if begun.exists():
+        if goes_on:
             raise StorageError(
                 f"{path} is missing. Expected the orbitals that the amplitudes in {begun.name} belong to. Put it back "
                 f"beside it, or remove {begun.name} to begin anew."
             )
-        _write(path, reference)
-        return reference
+        return reference if _write(path, reference) else _read(path, reference)
 
     found = engine.of_first(_arrays(engine.agree(take, once=True) or reference))
     return replace(reference, **found)
-
-
-DAMAGES = (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged archive of arrays may raise."""
 
 
 def _arrays(reference: Reference) -> dict[str, Any]:
@@ -75,21 +134,14 @@ def _digest(integrals: Any) -> npt.NDArray[np.uint8]:
     return np.frombuffer(summary.digest(), np.uint8)
 
 
-def _write(path: Path, reference: Reference) -> None:
+def _write(path: Path, reference: Reference) -> bool:
     arrays = {name: value for name, value in _arrays(reference).items() if value is not None}
-    with draft(path) as handle, os.fdopen(os.dup(handle), "wb") as stream:
-        np.savez(stream, origin=_digest(reference.integrals), **arrays)
+    return write_archive(path, {"origin": _digest(reference.integrals)} | arrays)
 
 
 def _read(path: Path, reference: Reference) -> Reference:
     remedy = f"Remove it and {path.stem}, or name another with checkpoint=."
-    try:
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            found: dict[str, Any] = {name: arrays[name] for name in arrays.files}
-    except DAMAGES as error:
-        raise StorageError(
-            f"{path} cannot be read: {error}. Expected orbitals as they were written. {remedy}"
-        ) from error
+    found = read_archive(path, remedy)
     own = _arrays(reference)
     same = {"origin", *(name for name, value in own.items() if value is not None)} == set(found)
     same = same and np.array_equal(found.pop("origin"), _digest(reference.integrals))
