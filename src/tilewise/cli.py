@@ -200,7 +200,7 @@ def _add_cycle_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _energy(args: argparse.Namespace) -> int:
-    from tilewise.chemistry.energy import stopping_at_signals
+    from tilewise.chemistry.interrupts import stopping_at_signals
 
     with _ranks(args) as engine, stopping_at_signals(args.checkpoint):
         if not args.plan:

@@ -7,11 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engines.processes import ranks, source_environment
-from tilewise.chemistry.interrupts import EXIT_INTERRUPTED, SIGNALS, catching_signals
+from tilewise.chemistry.interrupts import EXIT_INTERRUPTED, SIGNALS, catching_signals, stopping_at_signals
 from tilewise.errors import Interrupted
 
 
@@ -89,6 +94,36 @@ def test_a_platform_without_the_second_signal(monkeypatch: pytest.MonkeyPatch) -
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Interrupted, match="SIGTERM"):
             interrupts.check()
+
+
+def test_a_run_with_a_checkpoint_stops_at_once(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    message = r"SIGTERM came\. .* it goes on from what .*run\.h5 has"
+    with pytest.raises(Interrupted, match=message) as caught, stopping_at_signals(tmp_path / "run.h5"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.signal == "SIGTERM"
+    with stopping_at_signals(None):
+        assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    "catching", [catching_signals, partial(stopping_at_signals, Path("run.h5"))], ids=["noting", "stopping"]
+)
+def test_a_handler_that_python_did_not_install(
+    catching: Callable[[], AbstractContextManager[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`signal.signal` answers None then, which it does not take back."""
+    given, install = [], signal.signal
+
+    def hide(number: int, handler: Any) -> None:
+        given.append(handler)
+        install(number, handler)
+
+    monkeypatch.setattr(signal, "signal", hide)
+    with catching():
+        pass
+    assert given[2:] == [signal.SIG_DFL] * 2
 
 
 OUTSIDE = """

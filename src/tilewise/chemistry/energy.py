@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from html import escape
 from inspect import signature
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from tilewise.chemistry.ccsd import CCD, CCSD
@@ -20,7 +16,6 @@ from tilewise.chemistry.coupled_cluster import CoupledCluster, Timing
 from tilewise.chemistry.drccd import DRCCD
 from tilewise.chemistry.hamiltonian import INTEGRALS as INTEGRAL_MODES
 from tilewise.chemistry.inputs import Input, Request, read_input
-from tilewise.chemistry.interrupts import SIGNALS
 from tilewise.chemistry.method import INTEGRALS, Method, _parse_tile
 from tilewise.chemistry.method_plan import MethodPlan, reserved_bytes
 from tilewise.chemistry.mp2 import MP2
@@ -30,7 +25,7 @@ from tilewise.chemistry.vectors import _parse_tol
 from tilewise.contract import einsum
 from tilewise.engines.base import current_engine
 from tilewise.engines.transform.checkpoint import parse_checkpoint
-from tilewise.errors import ConvergenceError, InputError, Interrupted
+from tilewise.errors import ConvergenceError, InputError
 from tilewise.factories import random
 from tilewise.iteration import PlannedStep
 from tilewise.patterns import Pattern
@@ -39,7 +34,7 @@ from tilewise.plans.explain import plural_text, seconds_text
 from tilewise.spaces import Space
 from tilewise.tensors.drafts import parse_scratch
 
-__all__ = ["METHODS", "Calculation", "EnergyResult", "parse_method", "prepare", "run", "stopping_at_signals"]
+__all__ = ["METHODS", "Calculation", "EnergyResult", "parse_method", "prepare", "run"]
 
 Tell = Callable[[str], None]
 
@@ -405,33 +400,6 @@ def run(
         **options,
     )
     return made.run()
-
-
-@contextmanager
-def stopping_at_signals(checkpoint: Path | None) -> Iterator[None]:
-    """Inside a ``with`` block, SIGTERM and SIGUSR1 raise `Interrupted` at once, if there is a checkpoint to go on from.
-
-    The solver catches them itself while it iterates; this is for the stages before and after, which have nothing to
-    finish.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        raise Interrupted(
-            f"{name} came. The run was to go on until its end. Run the same command again: it goes on from what "
-            f"{checkpoint} has.",
-            name,
-        )
-
-    before = {}
-    if checkpoint is not None and threading.current_thread() is threading.main_thread():
-        caught = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
-        before = {number: signal.signal(number, stop) for number in caught}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _load_loops() -> None:

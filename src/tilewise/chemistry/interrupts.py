@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import FrameType
 
 from tilewise.engines.base import current_engine
 from tilewise.errors import Interrupted
 from tilewise.tensors import Engine
 
-__all__ = ["EXIT_INTERRUPTED", "Interrupts", "catching_signals"]
+__all__ = ["EXIT_INTERRUPTED", "Interrupts", "catching_signals", "stopping_at_signals"]
 
 EXIT_INTERRUPTED = 75
 """Exit code of a command that a signal ended and that can go on: EX_TEMPFAIL, "try again" to a batch system."""
@@ -70,15 +71,42 @@ def catching_signals(engine: Engine | None = None) -> Iterator[Interrupts]:
     tilewise.errors.Interrupted: The signal SIGTERM came. The run was to go on until its end. Start it again to go on.
     """
     interrupts = Interrupts(engine)
+    with _handling(interrupts.note):
+        yield interrupts
+    if interrupts.received is not None:
+        signal.raise_signal(signal.Signals[interrupts.received])
+
+
+@contextmanager
+def stopping_at_signals(checkpoint: Path | None) -> Iterator[None]:
+    """Inside a ``with`` block, SIGTERM and SIGUSR1 raise `Interrupted` at once, if there is a checkpoint to go on from.
+
+    The solver catches them itself while it iterates; this is for the stages before and after, which have nothing to
+    finish.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        raise Interrupted(
+            f"{name} came. The run was to go on until its end. Run the same command again: it goes on from what "
+            f"{checkpoint} has.",
+            name,
+        )
+
+    with nullcontext() if checkpoint is None else _handling(stop):
+        yield
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Inside a ``with`` block of the main thread, SIGTERM and SIGUSR1 go to a function."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         caught = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
-        before = {number: signal.signal(number, interrupts.note) for number in caught}
+        before = {number: signal.signal(number, handler) for number in caught}
     try:
-        yield interrupts
+        yield
     finally:
-        for number, handler in before.items():
+        for number, earlier in before.items():
             # None stands for a handler that Python did not install, and cannot bring back.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    if interrupts.received is not None:
-        signal.raise_signal(signal.Signals[interrupts.received])
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
