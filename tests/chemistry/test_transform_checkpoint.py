@@ -152,14 +152,14 @@ def command(tmp_path: Path, *more: str) -> list[str]:
 @pytest.mark.usefixtures("eager")
 def test_the_command_goes_on_with_the_orbitals_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = command(tmp_path, "--schedule", "fused12-34")
-    monkeypatch.setattr("tilewise.cli._say", said := Saying())
+    monkeypatch.setattr("tilewise.cli.transform.say", said := Saying())
     assert main(arguments) == 0
     (tmp_path / "out.h5").unlink()
-    monkeypatch.setattr("tilewise.cli._say", Saying(len(said.lines) - 2))
+    monkeypatch.setattr("tilewise.cli.transform.say", Saying(len(said.lines) - 2))
     with pytest.raises(Stopped):
         main(arguments)
     assert {path.name for path in tmp_path.iterdir()} == {"water.xyz", "c", "c.orbitals"}
-    monkeypatch.setattr("tilewise.cli._say", said := Saying())
+    monkeypatch.setattr("tilewise.cli.transform.say", said := Saying())
     assert main(arguments) == 0
     assert any("orbitals from" in line for line in said.lines)
     assert any("goes on from" in line for line in said.lines)
@@ -170,7 +170,7 @@ def test_orbitals_of_another_molecule_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("tilewise.cli._say", Saying(2))
+        patched.setattr("tilewise.cli.transform.say", Saying(2))
         with pytest.raises(Stopped):
             main(command(tmp_path))
     kept = tmp_path / "c.orbitals"

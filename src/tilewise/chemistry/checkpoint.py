@@ -442,6 +442,15 @@ def _foreign(path: Path) -> _ForeignError:
     )
 
 
+def check_manifest(path: Path) -> None:
+    """Raise if a file is there that is no checkpoint; one that is damaged is left to `Checkpoint.look`."""
+    if path.exists():
+        with _explained(path), path.open("rb") as file:
+            start = file.read(len(MAGIC))
+        if start and start != MAGIC:
+            raise _foreign(path)
+
+
 def _mark(path: Path) -> bytes:
     """What tells a tensor file from others: its header, in which there is a digest of all checksums of its blocks."""
     with _explained(path), path.open("rb") as file:

@@ -12,16 +12,18 @@ from typing import Any, Final
 
 from tilewise.chemistry.ccsd import CCD, CCSD
 from tilewise.chemistry.ccsd_t import CCSD_T
+from tilewise.chemistry.checkpoint import check_manifest
 from tilewise.chemistry.coupled_cluster import CoupledCluster, Timing
 from tilewise.chemistry.drccd import DRCCD
 from tilewise.chemistry.hamiltonian import INTEGRALS as INTEGRAL_MODES
 from tilewise.chemistry.inputs import Input, Request, read_input
-from tilewise.chemistry.method import INTEGRALS, Method, _parse_tile
+from tilewise.chemistry.kept_orbitals import orbital_file
+from tilewise.chemistry.method import INTEGRALS, Method, parse_tile
 from tilewise.chemistry.method_plan import MethodPlan, reserved_bytes
 from tilewise.chemistry.mp2 import MP2
 from tilewise.chemistry.orbitals import Frozen
 from tilewise.chemistry.solver import Cycle, Options
-from tilewise.chemistry.vectors import _parse_tol
+from tilewise.chemistry.vectors import parse_tol
 from tilewise.contract import einsum
 from tilewise.engines.base import current_engine
 from tilewise.engines.transform.checkpoint import parse_checkpoint
@@ -435,13 +437,15 @@ def _check_options(method: str, options: dict[str, Any]) -> str:
     name = parse_method(method)
     _check_names(name, options)
     Options(**{each: options[each] for each in SOLVER_OPTIONS if each in options})
-    _parse_tile(options.get("tile"))
+    parse_tile(options.get("tile"))
     if "memory" in options:
         parse_memory(options["memory"])
     if "scratch" in options:
         parse_scratch(options["scratch"])
     if "checkpoint" in options:
         options["checkpoint"] = parse_checkpoint(options["checkpoint"])
+        if not orbital_file(options["checkpoint"]).exists():  # else a generation that is whole may be left
+            check_manifest(options["checkpoint"])
     _check_integrals(options)
     return name
 
@@ -490,4 +494,4 @@ def _check_integrals(options: Mapping[str, Any]) -> None:
                 f"away, or pass integrals={needed!r}."
             )
     if "cholesky_tol" in options:
-        _parse_tol(options["cholesky_tol"])
+        parse_tol(options["cholesky_tol"])

@@ -73,7 +73,8 @@ def read_xyz(path: Path | str) -> Geometry:
     body = lines[2 : 2 + count]
     rest = [number for number, line in enumerate(lines[2 + count :], 3 + count) if line.strip()]
     if len(body) < count or rest:
-        found = f"line {rest[0]} holds more" if rest else f"only {len(body)} lines of atoms follow"
+        more = f"line {rest[0]} holds more; one molecule is read from a file" if rest else ""
+        found = more or f"only {len(body)} lines of atoms follow"
         raise InputError(
             f"{file} announces {count} atoms on line 1, but {found}. {_FORMAT} Correct the number or the lines."
         )

@@ -15,7 +15,7 @@ from tilewise.chemistry.chkfile import SavedMeanField, brillouin, read_chkfile
 from tilewise.chemistry.fcidump import read_fcidump, reference
 from tilewise.chemistry.geometry import Geometry, read_xyz
 from tilewise.chemistry.identity import function_numbers
-from tilewise.chemistry.integrals import _load_basis, hartree_fock, make_molecule, pyscf_module
+from tilewise.chemistry.integrals import hartree_fock, load_basis, make_molecule, pyscf_module
 from tilewise.chemistry.kept_orbitals import read_archive, write_archive
 from tilewise.chemistry.orbitals import Frozen, parse_frozen
 from tilewise.engines.base import current_engine
@@ -234,7 +234,7 @@ def _check_auxiliary(geometry: Geometry, auxbasis: str | None) -> None:
     if auxbasis is None:
         return
     for symbol in sorted(set(geometry.symbols)):
-        _load_basis(pyscf_module().gto, auxbasis, symbol, "cc-pvdz-ri, def2-svp-ri or weigend")
+        load_basis(pyscf_module().gto, auxbasis, symbol, "cc-pvdz-ri, def2-svp-ri or weigend")
 
 
 def _from_chkfile(request: Request, tell: Tell) -> Input:
@@ -313,7 +313,7 @@ def _check_frozen(mol: Any, frozen: Frozen) -> None:
     if occupied > mol.nao:
         raise InputError(
             f"{mol.nao} functions cannot hold {mol.nelectron} electrons. Expected a function for each pair. "
-            "Use a larger basis set."
+            "Use a larger basis set, or correct the charge."
         )
     parse_frozen(frozen, np.repeat([2, 0], [occupied, mol.nao - occupied]))
 

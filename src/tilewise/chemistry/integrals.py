@@ -56,7 +56,7 @@ def make_molecule(geometry: Geometry, basis: str, charge: int, *, symmetry: bool
     """
     gto = _pyscf().gto
     symbols = sorted(set(geometry.symbols))
-    functions = {symbol: _load_basis(gto, basis, symbol) for symbol in symbols}
+    functions = {symbol: load_basis(gto, basis, symbol) for symbol in symbols}
     potentials = {symbol: _load_potential(gto, basis, symbol) for symbol in symbols}
     mol = gto.Mole(
         atom=list(zip(geometry.symbols, geometry.coordinates.tolist(), strict=True)),
@@ -94,7 +94,7 @@ def _pyscf() -> Any:
     return pyscf
 
 
-def _load_basis(gto: Any, basis: str, symbol: str, examples: str = "sto-3g, 6-31g*, cc-pvdz or def2-svp") -> Any:
+def load_basis(gto: Any, basis: str, symbol: str, examples: str = "sto-3g, 6-31g*, cc-pvdz or def2-svp") -> Any:
     """The functions of one element, or an error; PySCF fails in many ways on a name it does not know."""
     remedy = f"Use the name of a basis set such as {examples}."
     # PySCF takes text and files for a basis too, and evaluates what they hold.
@@ -305,7 +305,7 @@ def fit_molecule(mol: Any, auxbasis: str | None = None, memory: int | None = Non
 
     if auxbasis is not None:
         for symbol in sorted({mol.atom_pure_symbol(atom) for atom in range(mol.natm)}):
-            _load_basis(gto, auxbasis, symbol, "cc-pvdz-ri, def2-svp-ri or weigend")
+            load_basis(gto, auxbasis, symbol, "cc-pvdz-ri, def2-svp-ri or weigend")
     fitting = pyscf.df.DF(mol, pyscf.df.make_auxbasis(mol, mp2fit=True) if auxbasis is None else auxbasis)
     fitting.verbose = 0
     if memory is not None:

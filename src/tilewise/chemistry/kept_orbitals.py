@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.chemistry.checkpoint import check_manifest
 from tilewise.chemistry.identity import function_numbers
 from tilewise.chemistry.reference import SAME_ENERGY, Reference
 from tilewise.engines.transform.checkpoint import parse_checkpoint
@@ -107,6 +108,7 @@ def keep_orbitals(reference: Reference, checkpoint: str | os.PathLike[str], engi
         if path.exists():
             return _read(path, reference)
         if goes_on:
+            check_manifest(begun)
             raise StorageError(
                 f"{path} is missing. Expected the orbitals that the amplitudes in {begun.name} belong to. Put it back "
                 f"beside it, or remove {begun.name} to begin anew."

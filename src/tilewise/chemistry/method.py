@@ -102,7 +102,7 @@ class Method(ABC):
         )
         self.progress = progress
         self.stdout = getattr(self.mol, "stdout", None)
-        self._tile = _parse_tile(tile)
+        self._tile = parse_tile(tile)
         self.reference: Reference
         self.spaces: OrbitalSpaces
         self.reference, self.spaces = self._given_reference.tiled(self._tile)
@@ -242,7 +242,7 @@ class Method(ABC):
         self._say(line, level=5)
 
 
-def _parse_tile(tile: int | None) -> int:
+def parse_tile(tile: int | None) -> int:
     remedy = "Pass a number such as tile=32."
     size = parse_integer(TILE if tile is None else tile, "The tile size", remedy)
     if size < 1:

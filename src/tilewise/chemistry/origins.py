@@ -66,7 +66,7 @@ class Origin:
             return (array_source(self.array, pairs) if self.fitted is None else self.fitted), 0.0
         if tol is None:
             return CoulombSource.of(self.functions, pairs), 0.0
-        needed, dropped = screen_pairs(pairs, pair_bounds(self.functions, pairs), _parse_tol(tol), matrices)
+        needed, dropped = screen_pairs(pairs, pair_bounds(self.functions, pairs), parse_tol(tol), matrices)
         return CoulombSource.of(self.functions, pairs, needed), dropped
 
 
@@ -180,7 +180,7 @@ def tile_orbitals(count: int, tile: int, irreps: Ints | None) -> Space:
     return Space.reordered(Space(sizes, "mo", irrep=labels), order)
 
 
-def _parse_tol(tol: Any) -> float:
+def parse_tol(tol: Any) -> float:
     if isinstance(tol, bool) or not isinstance(tol, Real) or not 0 <= float(tol) < math.inf:
         raise InputError(f"tol={tol!r} is no tolerance. Expected a number >= 0. Leave it away to make all integrals.")
     return float(tol)

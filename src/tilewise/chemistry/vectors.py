@@ -192,7 +192,7 @@ def cholesky_vectors(
     >>> vectors.error <= 1e-6, vectors.count < 55
     (True, True)
     """
-    found, most = find_engine(engine), _parse_tol(tol)
+    found, most = find_engine(engine), parse_tol(tol)
     molecule, budget = _parse_molecule(mol), parse_memory(memory)
 
     def make() -> tuple[Slabs, float]:
@@ -207,7 +207,7 @@ def cholesky_vectors(
     return Vectors(count, size, error, source, found, WORD * count * (size * (size + 1) // 2))
 
 
-def _parse_tol(tol: Any) -> float:
+def parse_tol(tol: Any) -> float:
     if isinstance(tol, bool) or not isinstance(tol, Real) or not LEAST_TOL <= float(tol) < math.inf:
         raise InputError(
             f"tol={tol!r} is no tolerance of Cholesky vectors. Expected a number of hartree from {LEAST_TOL} on. Pass "

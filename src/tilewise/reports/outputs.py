@@ -5,12 +5,30 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 
 from tilewise.errors import InputError
 from tilewise.reports.plots import new_figure
 
-__all__ = ["check_file", "check_report", "write_json"]
+__all__ = ["check_apart", "check_file", "check_report", "write_json"]
+
+
+def check_apart(files: Mapping[str, Path | None]) -> None:
+    """Raise if two of these are the same file: one would be written over the other.
+
+    Parameters
+    ----------
+    files : mapping of str to Path
+        The files by what they are to the user, what is only read first.
+    """
+    named = [(name, path) for name, path in files.items() if path is not None]
+    for (first, path), (second, other) in combinations(named, 2):
+        if path.resolve() == other.resolve():
+            raise InputError(
+                f"{other} is the file of {first}, and {second} would be written over it. Different files are expected. "
+                f"Correct {second}."
+            )
 
 
 def check_file(path: Path | None, option: str) -> None:

@@ -104,7 +104,7 @@ def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def interrupt(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tilewise.cli.tw.plan", interrupt)
+    monkeypatch.setattr("tilewise.cli.plan.tw.plan", interrupt)
     assert main(PLAN) == 130
     assert capsys.readouterr().err == "tilewise: interrupted\n"
 
@@ -157,6 +157,6 @@ def test_errors_of_any_depth_are_one_line(monkeypatch: pytest.MonkeyPatch, capsy
     def fail(*args: Any, **options: Any) -> None:
         raise InputError("First line.\nSecond line.")
 
-    monkeypatch.setattr("tilewise.cli.tw.plan", fail)
+    monkeypatch.setattr("tilewise.cli.plan.tw.plan", fail)
     assert main(PLAN) == 2
     assert capsys.readouterr().err == "tilewise: First line. Second line.\n"

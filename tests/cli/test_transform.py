@@ -13,7 +13,7 @@ from chemistry.molecules import mean_field
 from tilewise.chemistry import pack_integrals
 from tilewise.cli import main
 
-WATER = Path(__file__).parents[1] / "examples" / "water.xyz"
+WATER = Path(__file__).parents[2] / "examples" / "water.xyz"
 
 
 def atoms() -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,14 @@ from pyscf.tools import fcidump
 from chemistry.cc_cases import ccsd_energies, reference_energy
 from chemistry.molecules import mean_field
 from engines.processes import ranks
-from tilewise import cli
 from tilewise.chemistry.integrals import hartree_fock
-from tilewise.cli import main
+from tilewise.cli import energy, main
 from tilewise.engines.base import current_engine
 from tilewise.errors import Interrupted
 from tilewise.reports.energy_page import EnergyPage
 from tilewise.reports.live import Progress
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WATER = EXAMPLES / "water.xyz"
 TIGHT = ["--conv-tol", "1e-10", "--conv-tol-normt", "1e-8"]
 
@@ -341,13 +341,67 @@ def test_figures_are_those_of_the_run(hydrogen: Path, json_file: Path) -> None:
 
 def test_a_plan_stops_before_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["energy", str(WATER), "--basis", "6-31g", "--method", "ccsd", "--memory", "1GB", "--plan"]
-    targets = ["--report", str(tmp_path / "report"), "--checkpoint", str(tmp_path / "run.h5")]
-    assert main([*arguments, *targets]) == 0
+    assert main([*arguments, "--checkpoint", str(tmp_path / "run.h5")]) == 0
     out = capsys.readouterr().out
     assert "projected" in out
     assert re.search(r"^budget +1 GB$", out, re.MULTILINE)
     assert "E_corr" not in out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--report", "--json"])
+def test_a_plan_has_nothing_to_write(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["energy", str(WATER), "--plan", option, str(tmp_path / "out")]) == 2
+    check_line(capsys, f"{option} was given with --plan", alone=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("INPUT", "--json"), ("INPUT", "--checkpoint"), ("--checkpoint", "--json")]
+)
+def test_no_file_is_written_over_another(
+    first: str, second: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "water.xyz"
+    file.write_bytes(WATER.read_bytes())
+    other = tmp_path / "run.h5" if first == "--checkpoint" else tmp_path / "." / file.name
+    named = [first, str(other)] if first == "--checkpoint" else []
+    assert main(["energy", str(file), "--method", "ccsd", *named, second, str(other)]) == 2
+    check_line(capsys, f"and {second} would be written over it", alone=True)
+    assert file.read_bytes() == WATER.read_bytes()
+
+
+def test_a_file_that_is_no_checkpoint_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("mine")
+    assert main(["energy", str(WATER), "--method", "ccsd", "--checkpoint", str(file)]) == 2
+    check_line(capsys, "notes.txt is no checkpoint of amplitudes", alone=True)
+    assert file.read_text() == "mine"
+
+
+def test_copies_of_a_job_and_single_ranks_are_told(
+    hydrogen: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("PMI_RANK", rank)
+        monkeypatch.setenv("PMI_SIZE", "2")
+        assert main(["energy", str(hydrogen), "--basis", "sto-3g"]) == 0
+        assert capsys.readouterr().err.count("tilewise: 2 copies of this job run") == lines
+
+
+def test_a_warning_is_one_line(hydrogen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["energy", str(hydrogen), "--basis", "6-31g", "--method", "ccsd", "--checkpoint", str(tmp_path / "r.h5")]
+    assert main(command) == 0
+    manifest = tmp_path / "r.h5"
+    manifest.write_bytes(manifest.read_bytes()[:-8])
+    capsys.readouterr()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(command) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "newest generation" in line]
+    assert len(told) == 1
+    assert told[0].startswith("tilewise: The newest generation of the checkpoint")
+    assert "checkpoint.py" not in told[0]
 
 
 def test_no_convergence_has_its_own_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -507,13 +561,13 @@ def test_a_report_is_written(method: str, pictures: int, tmp_path: Path, capsys:
 def test_a_report_is_made_by_the_engine_that_ran(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another engine has other workers, for which the budget may not do."""
     pytest.importorskip("matplotlib")
-    made, make = [], cli._page
+    made, make = [], energy._page
 
     def note(*arguments: Any) -> EnergyPage:
         made.append(current_engine().workers)
         return make(*arguments)
 
-    monkeypatch.setattr(cli, "_page", note)
+    monkeypatch.setattr(energy, "_page", note)
     for workers in (1, 3):
         folder = tmp_path / str(workers)
         options = ["--basis", "sto-3g", "--method", method, "--workers", str(workers), "--report", str(folder)]
