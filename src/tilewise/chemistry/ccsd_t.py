@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tilewise.chemistry.ccsd import CCSD
-from tilewise.chemistry.method_plan import reserved_bytes
+from tilewise.chemistry.method_plan import MethodPlan, reserved_bytes
 from tilewise.chemistry.triples import TriplesInput, TriplesPlan, plan_triples, triples_energy
 from tilewise.engines.base import current_engine
 from tilewise.iteration import bytes_on_rank
@@ -75,6 +75,11 @@ class CCSD_T(CCSD):
         self.e_corr = self.e_ccsd + self.e_t
         self._say(f"E(CCSD(T)) = {self.e_tot:.12f}  E_corr = {self.e_corr:.12f}  E(T) = {self.e_t:.12f}", level=3)
         return self.e_corr, self.t1, self.t2
+
+    def _make_plan(self, engine: Engine) -> MethodPlan:
+        """Refuse before the iteration what the triples would refuse after it."""
+        self.reference.check_canonical("CCSD(T)", singles=True)
+        return super()._make_plan(engine)
 
     def plan_triples(self) -> TriplesPlan:
         """What the triples will do; for after the run."""

@@ -112,6 +112,7 @@ class MP2(Method):
         """Compute the correlation energy and the amplitudes; ranks take the orbitals of the first one."""
         engine = current_engine()
         self._settle(engine)
+        self.reference.check_canonical(self.name, singles=False)
         repulsion = self._repulsion(engine)
         self._say("Amplitudes and energy")
         amplitudes = repulsion.copy()

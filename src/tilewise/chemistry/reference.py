@@ -24,6 +24,14 @@ Ints = npt.NDArray[np.int64]
 SAME_ENERGY = 1e-5
 """Energies of mean fields of the same molecule differ by less, in hartree."""
 
+CANONICAL = 5e-5
+"""Largest element of the Fock matrix between two canonical orbitals, in hartree.
+
+PySCF's default stops where the norm of 2 f(ia) is below 3 sqrt(1e-9), so no f(ia) is above 4.7e-5; what it leaves of
+any element is rather 1e-7 to 1e-6.  Amplitudes are small, and energies change by a few hundredths of an element at the
+most.  Localised orbitals have elements above 1e-2.
+"""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
@@ -84,6 +92,31 @@ class Reference:
             active=self.active[order],
         )
         return ordered, spaces
+
+    def check_canonical(self, method: str, *, singles: bool) -> None:
+        """Raise if the Fock matrix is not diagonal, as a method takes it to be that has nothing but orbital energies.
+
+        Parameters
+        ----------
+        method : str
+            Its name.
+        singles : bool
+            Whether it has elements between occupied and virtual orbitals in its equations.
+        """
+        off = np.triu(np.abs(self.fock), 1)
+        if singles:
+            off[: self.nocc, self.nocc :] = 0.0
+        if off.max(initial=0.0) <= CANONICAL:
+            return
+        pair = np.unravel_index(np.argmax(off), off.shape)
+        kinds = ["occupied" if each < self.nocc else "virtual" for each in pair]
+        first, second = self.active[list(pair)].tolist()
+        raise InputError(
+            f"The Fock matrix has the element {self.fock[pair]:.3g} hartree between orbital {first} ({kinds[0]}) and "
+            f"orbital {second} ({kinds[1]}), counted from 0. Expected at most {CANONICAL}: {method} takes canonical "
+            "orbitals, for which the matrix is diagonal. Pass those of a converged Hartree-Fock mean field, or use "
+            "CCSD, which takes any orbitals."
+        )
 
     def digest(self) -> bytes:
         """What tells these orbitals from others, to the last bit: amplitudes have their signs."""
