@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from copy import copy
+from typing import Any, ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tilewise.chemistry.ccsd import CCSD
-from tilewise.chemistry.method_plan import MethodPlan, reserved_bytes
-from tilewise.chemistry.triples import TriplesInput, TriplesPlan, plan_triples, triples_energy
+from tilewise.chemistry.hamiltonian import DIRECT
+from tilewise.chemistry.method_plan import INDICES, RESERVE, RESERVE_BYTES, MethodPlan, reserved_bytes
+from tilewise.chemistry.triples import (
+    TriplesInput,
+    TriplesPlan,
+    plan_triples,
+    plan_within,
+    stand_in,
+    triples_energy,
+)
 from tilewise.engines.base import current_engine
+from tilewise.errors import MemoryBudgetError
 from tilewise.iteration import bytes_on_rank
+from tilewise.plans.explain import bytes_text, plural_text
 from tilewise.tensors import BlockTensor, Engine
 
 __all__ = ["CCSD_T"]
+
+Floats = npt.NDArray[np.float64]
+
+
+DONE_WITH: Final = ("vv_s", "vv_a", "J", "L", "Vp", "ov_s", "ov_a", "oooo_s", "oooo_a")
+"""Tensors that the triples do not need."""
 
 
 class CCSD_T(CCSD):
@@ -66,7 +84,7 @@ class CCSD_T(CCSD):
             self.outcome.check_converged("CCSD(T)")
         begin = time.perf_counter()
         engine = current_engine()
-        for name in ("vv_s", "vv_a", "J", "L", "Vp", "ov_s", "ov_a", "oooo_s", "oooo_a"):
+        for name in DONE_WITH:
             self._tensors.pop(name, None)
         self.e_t = triples_energy(
             self._triples_input(), memory=self._room(engine), engine=engine, progress=self._tell_stage
@@ -79,21 +97,81 @@ class CCSD_T(CCSD):
     def _make_plan(self, engine: Engine) -> MethodPlan:
         """Refuse before the iteration what the triples would refuse after it."""
         self.reference.check_canonical("CCSD(T)", singles=True)
-        return super()._make_plan(engine)
+        try:
+            plan = super()._make_plan(engine)
+        except MemoryBudgetError as error:
+            if not error.least_bytes or (enough := self._enough(error.least_bytes, engine)) == error.least_bytes:
+                raise
+            raise _too_small(error.budget, enough, engine.workers) from None
+        if self._lacking(plan) is not None:
+            raise _too_small(plan.budget, self._enough(plan.budget + 1, engine), engine.workers)
+        return plan
+
+    def _enough(self, memory: int, engine: Engine) -> int:
+        """A budget from here on that both the iteration and the triples can be planned with.
+
+        More memory keeps more tensors, so what the triples lacked with less is not all that they need.
+        """
+        while True:
+            trial = copy(self)
+            trial.memory = memory
+            lacking = self._lacking(CCSD._make_plan(trial, engine))
+            if lacking is None:
+                return memory
+            memory = max(min(lacking + RESERVE_BYTES, int(lacking / (1 - RESERVE)) + 1), memory + 1)
+
+    def _lacking(self, plan: MethodPlan) -> int | None:
+        """Bytes of the triples, of tensors and vectors, if they are more than the plan of an iteration has."""
+        engine, hamiltonian = plan.engine, plan.hamiltonian
+        kept = set(plan.names) - {*DONE_WITH, *plan.elsewhere, *DIRECT}
+        patterns = [hamiltonian.pattern(name) for name in kept]
+        patterns += [self.spaces.pattern(INDICES[name]) for name in self.amplitude_names]
+        held = sum(bytes_on_rank(pattern, engine) for pattern in patterns) + hamiltonian.vector_bytes
+        room = plan.budget - reserved_bytes(plan.budget) - held
+        try:
+            plan_within(self._expected_input(plan), room, engine.workers, engine.ranks)
+        except MemoryBudgetError as error:
+            return held + error.least_bytes
+        return None
+
+    def _expected_input(self, plan: MethodPlan) -> TriplesInput:
+        """What the triples will be made of, without elements."""
+        one_node = plan.engine.ranks == plan.engine.ranks_per_node
+
+        def integrals(name: str) -> BlockTensor:
+            return stand_in(plan.hamiltonian.pattern(name), one_node and name not in plan.elsewhere, plan.engine)
+
+        def amplitudes(name: str) -> BlockTensor:
+            return stand_in(self.spaces.pattern(INDICES[name]), one_node, plan.engine)
+
+        return TriplesInput(
+            self.spaces.occ,
+            self.spaces.vir,
+            *self._energies(),
+            integrals("f_ov"),
+            amplitudes("t1"),
+            amplitudes("t2"),
+            integrals("V"),
+            integrals("ooov"),
+            integrals("ovvv"),
+        )
 
     def plan_triples(self) -> TriplesPlan:
         """What the triples will do; for after the run."""
         self._check_has_run()
         return plan_triples(self._triples_input(), memory=self._room(current_engine()))
 
-    def _triples_input(self) -> TriplesInput:
+    def _energies(self) -> tuple[Floats, Floats]:
+        """Those of the occupied and of the virtual orbitals."""
         energies = np.diag(self.reference.fock)
+        return energies[: self.nocc], energies[self.nocc :]
+
+    def _triples_input(self) -> TriplesInput:
         held = self._tensors
         return TriplesInput(
             self.spaces.occ,
             self.spaces.vir,
-            energies[: self.nocc],
-            energies[self.nocc :],
+            *self._energies(),
             held["f_ov"],
             self._amplitudes["t1"],
             self._amplitudes["t2"],
@@ -108,3 +186,13 @@ class CCSD_T(CCSD):
         held = sum(bytes_on_rank(tensor.pattern, engine) for tensor in tensors if tensor.in_memory)
         budget = self.plan().budget
         return budget - reserved_bytes(budget) - self.plan().hamiltonian.vector_bytes - held
+
+
+def _too_small(budget: int, enough: int, workers: int) -> MemoryBudgetError:
+    return MemoryBudgetError(
+        f"CCSD(T) needs {enough} bytes ({bytes_text(enough)}) with {plural_text(workers, 'worker')}, for the triples "
+        f"and what the iteration leaves in memory. The budget is {budget} bytes ({bytes_text(budget)}). Give "
+        f"memory={enough} or more, or use fewer workers or smaller tiles.",
+        budget,
+        enough,
+    )

@@ -35,11 +35,14 @@ from tilewise.engines.triples import (
     total_irreps,
 )
 from tilewise.errors import InputError, MemoryBudgetError, NonFiniteError
+from tilewise.patterns import Pattern
 from tilewise.plans.explain import Report, Table, bytes_text, count_text, plural_text, to_text
 from tilewise.spaces.integers import parse_count
 from tilewise.tensors import BlockTensor, Engine
+from tilewise.tensors.elsewhere import make_elsewhere
+from tilewise.tensors.storage import Arena
 
-__all__ = ["TriplesInput", "TriplesPlan", "plan_triples", "triples_energy"]
+__all__ = ["TriplesInput", "TriplesPlan", "plan_triples", "plan_within", "stand_in", "triples_energy"]
 
 MODES = (
     ("fov", "ov"),
@@ -131,7 +134,7 @@ def plan_triples(
     engine = find_engine(None)
     workers = engine.workers if workers is None else parse_count("workers", workers, "threads")
     ranks = engine.ranks if ranks is None else parse_count("ranks", ranks, "ranks")
-    return _plan(given, budget_of(memory, engine.ranks_per_node), workers, ranks)
+    return plan_within(given, budget_of(memory, engine.ranks_per_node), workers, ranks)
 
 
 def triples_energy(
@@ -166,7 +169,7 @@ def triples_energy(
     _check(given)
     runner = find_engine(engine)
     budget = runner.of_first(budget_of(memory, runner.ranks_per_node))
-    plan = _plan(given, budget, runner.workers, runner.ranks)
+    plan = plan_within(given, budget, runner.workers, runner.ranks)
     levels = runner.of_first((given.occupied_energies, given.virtual_energies))
     occupied, virtual = (np.array(each, np.float64) for each in levels)
     given = replace(given, occupied_energies=occupied, virtual_energies=virtual)
@@ -201,8 +204,15 @@ def _check_finite(parts: npt.NDArray[np.float64], given: TriplesInput) -> None:
     )
 
 
-def _plan(given: TriplesInput, budget: int, workers: int, ranks: int) -> TriplesPlan:
-    """The fewest slices that fit, and that ranks can share."""
+def stand_in(pattern: Pattern, seen: bool, engine: Engine) -> BlockTensor:
+    """A tensor for plans that has no elements, as if it lay where a process sees all of them, or somewhere else."""
+    if not seen:
+        return make_elsewhere(pattern, engine)
+    return BlockTensor(pattern, Arena(np.empty(0), np.zeros(pattern.nnz_blocks, np.int64)), engine)
+
+
+def plan_within(given: TriplesInput, budget: int, workers: int, ranks: int) -> TriplesPlan:
+    """The fewest slices that fit, and that ranks can share; tensors may be stand-ins."""
     orbitals = Orbitals.of(given.occ, given.vir)
     if not orbitals.ntasks:
         return TriplesPlan(Holding(orbitals, ()), 0, 0, 0, budget, workers, ranks)
