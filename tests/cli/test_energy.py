@@ -21,7 +21,7 @@ from engines.processes import ranks
 from tilewise.chemistry.integrals import hartree_fock
 from tilewise.cli import energy, main
 from tilewise.engines.base import current_engine
-from tilewise.errors import Interrupted
+from tilewise.errors import InputError, Interrupted
 from tilewise.reports.energy_page import EnergyPage
 from tilewise.reports.live import Progress
 
@@ -575,6 +575,21 @@ def test_a_report_is_made_by_the_engine_that_ran(method: str, tmp_path: Path, mo
         if method == "mp2":
             assert f"{workers} worker{'s' * (workers > 1)}" in (folder / "index.html").read_text()
     assert made == [1, 3]
+
+
+def test_the_energy_is_told_before_the_report_is_made(
+    hydrogen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+
+    def fail(*arguments: object) -> None:
+        raise InputError("There is no page.")
+
+    monkeypatch.setattr(energy, "_page", fail)
+    assert main(["energy", str(hydrogen), "--basis", "6-31g", "--report", str(tmp_path / "report")]) == 2
+    out, err = capsys.readouterr()
+    assert "E_corr(MP2)" in out
+    assert err.splitlines()[-1] == "tilewise: There is no page."
 
 
 # Ranks

@@ -130,7 +130,7 @@ def fitted_vectors(
         set for correlation energies (``pyscf.df.make_auxbasis(mol, mp2fit=True)``), as ``pyscf.cc`` does too:
         cc-pvdz-ri for cc-pvdz.
     memory : int or str, optional
-        Vectors that are made here and take more than half of it are in a temporary file.
+        Vectors that are made here and do not fit in it are in a temporary file.
     engine : str or Engine, optional
         Whose ranks share the vectors; the engine in use by default.
 
@@ -155,7 +155,7 @@ def fitted_vectors(
     def make() -> FittedVectors:
         if fitting is not None:
             return FittedVectors.of(mol_or_mf)
-        return fit_molecule(mol, auxbasis, parse_memory(memory) // 2)
+        return fit_molecule(mol, auxbasis, parse_memory(memory))
 
     source = found.agree(make, once=True)
     count, held = found.of_first((0, 0) if source is None else (source.count, source.held_bytes))

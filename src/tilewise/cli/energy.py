@@ -116,18 +116,19 @@ def _energy(args: argparse.Namespace) -> int:
         tell_ranks(args, engine)
         with Progress() if engine.rank == 0 else nullcontext() as progress:
             job = _prepare(args, progress)
-            if args.plan:
-                explanation = job.explanation
-            else:
-                result = job.run()
-                # The plans in it are those of this engine, and making one is work of all ranks together.
-                page = None if args.report is None else _page(args, job, result)
+            result = None if args.plan else job.run()
+        if result is None:
+            page, explanation = None, job.explanation
+        else:
+            if engine.rank == 0:
+                _print_energy(args, result)  # first, so that nothing that happens to the report can lose it
+            # The plans in it are those of this engine, and making one is work of all ranks together.
+            page = None if args.report is None else _page(args, job, result)
     if engine.rank != 0:
-        return 0 if args.plan or result.converged else UNCONVERGED
-    if args.plan:
+        return 0 if result is None or result.converged else UNCONVERGED
+    if result is None:
         print(explanation)
         return 0
-    _print_energy(args, result)
     _write_results(args, result, page)
     if result.converged:
         return 0
@@ -174,7 +175,7 @@ def _print_energy(args: argparse.Namespace, result: EnergyResult) -> None:
         print(f"{name:<16} = {value:18.10f} Eh {mark}".rstrip())
     if result.verdict:
         print(f"\n{result.verdict}")
-    print(f"{'' if result.verdict else chr(10)}{result.seconds:.1f} s")
+    print(f"{'' if result.verdict else chr(10)}{result.seconds:.1f} s", flush=True)
 
 
 def _check_files(args: argparse.Namespace) -> None:
