@@ -302,6 +302,7 @@ def fit_molecule(mol: Any, auxbasis: str | None = None, memory: int | None = Non
     """
     gto = _pyscf().gto
     import pyscf.df
+    import pyscf.lib
 
     if auxbasis is not None:
         for symbol in sorted({mol.atom_pure_symbol(atom) for atom in range(mol.natm)}):
@@ -309,7 +310,7 @@ def fit_molecule(mol: Any, auxbasis: str | None = None, memory: int | None = Non
     fitting = pyscf.df.DF(mol, pyscf.df.make_auxbasis(mol, mp2fit=True) if auxbasis is None else auxbasis)
     fitting.verbose = 0
     if memory is not None:
-        fitting.max_memory = memory * 1e-6
+        fitting.max_memory = memory * 1e-6 + pyscf.lib.current_memory()[0]  # PySCF's limits are those of a process
     fitting.build()
     return FittedVectors(fitting, int(fitting.get_naoaux()))
 
