@@ -77,8 +77,8 @@ class CCSD_T(CCSD):
         ConvergenceError
             If the amplitudes have not converged, unless ``force`` is set.
         """
-        energy, _, _ = super().kernel(t1, t2)
-        self.e_ccsd, self.e_corr = energy, None
+        self.e_ccsd = super().kernel(t1, t2)[0]  # not the amplitudes, which are a copy
+        self.e_corr = None
         assert self.outcome is not None
         if not self.force:
             self.outcome.check_converged("CCSD(T)")

@@ -61,6 +61,10 @@ class Speaker:
             print(line, file=self.stdout)
 
 
+SILENT = Speaker(None, 0, None)
+"""Tells nothing."""
+
+
 class Method(ABC):
     """What all methods do: take a mean field, say what goes on, give energies."""
 
@@ -230,13 +234,11 @@ class Method(ABC):
 
     @property
     def speaker(self) -> Speaker:
-        """Who tells what goes on."""
-        return Speaker(self.progress, self.verbose, self.stdout)
+        """Who tells what goes on: the first rank for all."""
+        return Speaker(self.progress, self.verbose, self.stdout) if current_engine().rank == 0 else SILENT
 
     def _say(self, line: str, level: int = 4) -> None:
-        """Tell a line, on the first rank."""
-        if current_engine().rank == 0:
-            self.speaker.say(line, level)
+        self.speaker.say(line, level)
 
     def _tell_stage(self, line: str) -> None:
         self._say(line, level=5)

@@ -200,7 +200,7 @@ class MP2(Method):
             )
 
     def plan(self) -> TransformPlan | Plan | Program:
-        """What making the integrals (ia|jb) will do; no block of integrals is computed for it.
+        """What making the integrals (ia|jb) will do; of integrals only a sample is computed for it.
 
         Raises
         ------
