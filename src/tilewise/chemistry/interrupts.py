@@ -88,8 +88,8 @@ def stopping_at_signals(checkpoint: Path | None) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         raise Interrupted(
-            f"{name} came. The run was to go on until its end. Run the same command again: it goes on from what "
-            f"{checkpoint} has.",
+            f"{name} came before the run had ended. Run the same command again: it goes on from the cycles that "
+            f"{checkpoint} has, or begins anew if there are none.",
             name,
         )
 

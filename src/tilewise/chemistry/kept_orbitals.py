@@ -49,8 +49,10 @@ def read_archive(path: Path, remedy: str) -> dict[str, Any]:
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except DAMAGES as error:
+        # NumPy's own words advise to trust the file.
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it is damaged"
         raise StorageError(
-            f"{path} cannot be read: {error}. Expected orbitals as they were written. {remedy}"
+            f"{path} cannot be read: {reason}. Expected orbitals as they were written. {remedy}"
         ) from error
 
 
