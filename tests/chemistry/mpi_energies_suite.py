@@ -13,7 +13,8 @@ import tilewise as tw
 import tilewise.chemistry
 from chemistry.cc_cases import MOLECULES, RANKED, TIGHT, energies_found, half_of_free, mean_field_of, run_within
 
-EXPECTED: dict[str, dict[str, float]] = json.loads(Path(os.environ["TILEWISE_TEST_ENERGIES"]).read_text())
+FILE = os.environ.get("TILEWISE_TEST_ENERGIES")
+EXPECTED: dict[str, dict[str, float]] = {} if FILE is None else json.loads(Path(FILE).read_text())
 """Energies of each case, by method."""
 
 

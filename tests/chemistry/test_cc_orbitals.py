@@ -15,7 +15,7 @@ from pyscf import cc, gto, scf, solvent
 import tilewise as tw
 from chemistry.cc_cases import TIGHT, converge_pyscf, mean_field_of, without_file
 from chemistry.molecules import WATER
-from tilewise.chemistry import CCD, CCSD, DRCCD, four_index, integrals
+from tilewise.chemistry import CCD, CCSD, DRCCD, MP2, four_index, integrals
 from tilewise.chemistry.checkpoint import Checkpoint
 from tilewise.chemistry.hamiltonian import Hamiltonian
 from tilewise.chemistry.vectors import fitted_vectors
@@ -91,6 +91,24 @@ def test_tensors_of_an_earlier_run_are_gone_before_new_ones_are_made(monkeypatch
     method.run(conv_tol=1e-9)
     assert alive == [0]
     assert method.e_corr == pytest.approx(first, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(CCSD, {}), (CCSD, {"integrals": "df"}), (DRCCD, {}), (MP2, {}), (MP2, {"integrals": "df"})]
+)
+def test_all_is_gone_with_the_method(kind: Any, settings: dict[str, Any]) -> None:
+    """At once, not when Python collects what refers to itself; after a refusal too."""
+    gc.disable()
+    try:
+        method = kind(mean_field_of("water", "6-31g"), tile=4, **settings)
+        with pytest.raises(tw.MemoryBudgetError):
+            method.set(memory=1000).plan()
+        method.set(memory=None).run()
+        alive = weakref.ref(method)
+        del method
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_nobody_holds_the_amplitudes_to_start_from() -> None:

@@ -52,7 +52,7 @@ def within_budget(
     try:
         return fitting.fit(budget)
     except MemoryBudgetError as error:
-        least, first = error.least_bytes, error
+        least, first = error.least_bytes, str(error)  # the error itself would keep all frames it has passed alive
     while True:  # what the first step that does not fit needs may not be enough for a later one
         try:
             fitting.fit(least)

@@ -71,21 +71,20 @@ def share_steps(
     try:
         return share(budget)
     except MemoryBudgetError as error:
-        least, refusal = error.least_bytes, error
+        # The error itself would keep all frames that it has passed alive.
+        least, needed, refusal = error.least_bytes, error.least_bytes, str(error)
     while True:  # with more memory, a step may leave its result where the next one needs more
         try:
             share(least)
             break
         except MemoryBudgetError as error:
             least = error.least_bytes
-    if least > refusal.least_bytes:
-        refusal = MemoryBudgetError(
+    if least > needed:
+        refusal = (
             f"The steps need at least {least} bytes on one of {request.ranks} ranks. The budget of each is {budget} "
-            "bytes. Give more with memory=, or use more ranks.",
-            budget,
-            least,
+            "bytes. Give more with memory=, or use more ranks."
         )
-    raise refusal
+    raise MemoryBudgetError(refusal, budget, least)
 
 
 def are_shared(steps: Sequence[Step], given: Sequence[Given], request: Request) -> bool:

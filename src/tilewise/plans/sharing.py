@@ -348,8 +348,9 @@ def first_that_fits(ways: Iterable[Callable[[], Sharing]]) -> Sharing:
         try:
             return way()
         except MemoryBudgetError as error:
-            refused.append(error)
-    raise min(refused, key=lambda error: error.least_bytes)
+            refused.append((error.least_bytes, error.budget, str(error)))
+    least, budget, text = min(refused)
+    raise MemoryBudgetError(text, budget, least)
 
 
 def refined(plan: Plan, ranks: int) -> Ints | None:

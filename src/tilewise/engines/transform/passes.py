@@ -36,7 +36,7 @@ class Passes:
     account : Account
         Where memory is counted.
     told : callable
-        Called after each pass.
+        Called after each pass with the floating-point operations so far.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Passes:
         problem: Problem,
         matrices: Sequence[Floats],
         account: Account,
-        told: Callable[[], None],
+        told: Callable[[int], None],
     ) -> None:
         self.host, self.problem, self.account, self.told = host, problem, account, told
         self.matrices = [np.ascontiguousarray(matrix, np.float64) for matrix in matrices]
@@ -151,7 +151,7 @@ class Passes:
         return self._run(Pass(no_sources(), factors, outcomes, *rows, SECOND, kept), room)
 
     def _run(self, work: Pass, room: Room) -> Floats:
-        return run_pass(self.host, work, room, self.tally, self.told)
+        return run_pass(self.host, work, room, self.tally, lambda: self.told(self.flops))
 
     # Where results go
 

@@ -125,6 +125,11 @@ def run_transform(
         run.close()
 
 
+def _tell(told: Callable[[int, int], None] | None, readers: Readers, flops: int) -> None:
+    if told is not None:
+        told(flops, readers.made)
+
+
 class Run:
     """One run of one variant, as one of a team does it."""
 
@@ -146,7 +151,8 @@ class Run:
         self.team = team
         self.readers = Readers(source, problem.functions, host.workers)
         account.take(Sizes(team.deal, host.workers).factors, "The coefficients")
-        self.passes = Passes(host, problem, matrices, account, self._tell)
+        # Not a method of this object, which would hold itself then, and with it whoever is told.
+        self.passes = Passes(host, problem, matrices, account, partial(_tell, told, self.readers))
         self.result: Result | SpilledResult | None = None
         self.read_bytes = self.written_bytes = 0
         self.seconds: dict[str, float] = {}
@@ -491,8 +497,7 @@ class Run:
         return self.result
 
     def _tell(self) -> None:
-        if self._told is not None:
-            self._told(self.passes.flops, self.readers.made)
+        _tell(self._told, self.readers, self.passes.flops)
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
