@@ -98,7 +98,7 @@ def test_a_platform_without_the_second_signal(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_run_with_a_checkpoint_stops_at_once(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    message = r"SIGTERM came\. .* it goes on from what .*run\.h5 has"
+    message = r"SIGTERM came before the run had ended\. .* it goes on from the cycles that .*run\.h5 has"
     with pytest.raises(Interrupted, match=message) as caught, stopping_at_signals(tmp_path / "run.h5"):
         os.kill(os.getpid(), signal.SIGTERM)
     assert caught.value.signal == "SIGTERM"
