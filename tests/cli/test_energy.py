@@ -2,68 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
 import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from pyscf import dft, gto, scf
 from pyscf.tools import fcidump
 
 from chemistry.cc_cases import ccsd_energies, reference_energy
-from chemistry.molecules import mean_field
-from engines.processes import ranks
-from tilewise.chemistry.integrals import hartree_fock
-from tilewise.cli import energy, main
-from tilewise.engines.base import current_engine
-from tilewise.errors import InputError, Interrupted
-from tilewise.reports.energy_page import EnergyPage
-from tilewise.reports.live import Progress
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-WATER = EXAMPLES / "water.xyz"
-TIGHT = ["--conv-tol", "1e-10", "--conv-tol-normt", "1e-8"]
-
-
-def atoms() -> str:
-    return "; ".join(WATER.read_text().splitlines()[2:])
-
-
-def closed(mf: Any) -> Any:
-    """A mean field without PySCF's temporary file: the garbage collector would complain."""
-    mf._chkfile.close()
-    return mf
-
-
-def water() -> Any:
-    return closed(mean_field(atoms(), "6-31g"))
-
-
-@pytest.fixture
-def hydrogen(tmp_path: Path) -> Path:
-    file = tmp_path / "h2.xyz"
-    file.write_text("2\nbond of 0.74 Angstrom\nH 0 0 0\nH 0 0 0.74\n")
-    return file
-
-
-def run(*arguments: object, code: int = 0, file: Path | None = None) -> dict[str, Any]:
-    """The figures that a command writes."""
-    target = Path(os.environ["TILEWISE_TEST_JSON"]) if file is None else file
-    assert main(["energy", *map(str, arguments), "--json", str(target), "--workers", "1"]) == code
-    found: dict[str, Any] = json.loads(target.read_text())
-    return found
-
-
-@pytest.fixture(autouse=True)
-def json_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TILEWISE_TEST_JSON", str(tmp_path / "out.json"))
-    return tmp_path / "out.json"
-
+from cli.energy_cases import TIGHT, WATER, atoms, check_line, closed, run, water
+from tilewise.cli import main
 
 # Energies
 
@@ -160,17 +110,6 @@ def test_other_inputs_are_refused(
 ) -> None:
     assert main(["energy", str(files[name]), *options]) == 2
     check_line(capsys, message)
-
-
-def check_line(capsys: pytest.CaptureFixture[str], message: str, *, alone: bool = False) -> None:
-    """The last line on the standard error says what is wrong; nothing else is there that early."""
-    out, err = capsys.readouterr()
-    lines = err.splitlines()
-    assert out == ""
-    assert message in lines[-1]
-    assert lines[-1].startswith("tilewise: ")
-    assert "Traceback" not in err
-    assert len(lines) == 1 or not alone
 
 
 @pytest.mark.parametrize(
@@ -436,207 +375,3 @@ def test_exit_codes_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     for code in ("0 ", "2 ", "3 ", "75 ", "130 "):
         assert f"\n  {code}" in told
-
-
-# Going on
-
-
-def test_the_same_command_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = run(WATER, "--basis", "6-31g", "--method", "ccsd", "--reproducible")
-    arguments = [WATER, "--basis", "6-31g", "--method", "ccsd", "--checkpoint", tmp_path / "run.h5", "--reproducible"]
-    first = run(*arguments, "--max-cycle", "4", code=3)
-    assert first["cycles"] == 4
-    capsys.readouterr()
-    second = run(*arguments)
-    err = capsys.readouterr().err
-    assert "CCSD goes on after cycle 4" in err
-    assert second["cycles"] == whole["cycles"]
-    assert len(second["timings"]) == whole["cycles"] - 4
-    assert second["history"][:4] == first["history"]
-    assert second["e_tot"] == pytest.approx(whole["e_tot"], abs=1e-9)
-
-
-def test_the_orbitals_that_were_kept_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = [WATER, "--basis", "6-31g", "--method", "ccd", "--checkpoint", tmp_path / "run.h5"]
-    first = run(*arguments, "--max-cycle", "6", code=3)
-
-    def with_other_signs(mol: Any) -> Any:
-        mf = hartree_fock(mol)
-        mf.mo_coeff = mf.mo_coeff * np.where(np.arange(13) % 2, -1, 1)
-        return mf
-
-    monkeypatch.setattr("tilewise.chemistry.inputs.hartree_fock", with_other_signs)
-    again = run(*arguments)
-    assert again["cycles"] > first["cycles"]
-    assert abs(again["history"][6]["change"]) < abs(again["history"][4]["change"])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--basis", "sto-3g"], "has the orbitals of another molecule, basis, point group, or choice of frozen"),
-        (["--basis", "6-31g", "--frozen", "1"], "has the orbitals of another molecule, basis, point group, or choice"),
-        (["--basis", "6-31g", "--integrals", "df"], "belongs to another calculation"),
-        (["--basis", "6-31g", "--method", "ccd"], "has amplitudes t1, t2. Expected t2"),
-    ],
-)
-def test_a_checkpoint_of_something_else_is_refused(
-    change: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [str(WATER), "--method", "ccsd", "--checkpoint", str(tmp_path / "run.h5"), "--max-cycle", "2"]
-    run(*arguments, "--basis", "6-31g", code=3)
-    capsys.readouterr()
-    assert main(["energy", *arguments, *change]) == 2
-    check_line(capsys, message)
-
-
-def test_damaged_orbitals_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run.h5.orbitals").write_bytes(b"nothing")
-    arguments = ["energy", str(WATER), "--method", "ccsd", "--checkpoint", str(tmp_path / "run.h5")]
-    assert main([*arguments, "--basis", "sto-3g"]) == 2
-    check_line(capsys, "run.h5.orbitals cannot be read")
-
-
-def test_a_signal_ends_an_iteration_that_goes_on_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [str(WATER), "--basis", "6-31g", "--method", "ccsd", "--checkpoint", str(tmp_path / "run.h5")]
-
-    def note(self: Progress, facts: dict[str, Any]) -> None:
-        if facts["cycle"] == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "note", note)
-        assert main(["energy", *arguments]) == 75
-    check_line(capsys, "CCSD was stopped by SIGTERM after 3 cycles.")
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    found = run(*arguments)
-    assert "CCSD goes on after cycle 3" in capsys.readouterr().err
-    assert found["e_corr"] == pytest.approx(run(*arguments[:5])["e_corr"], abs=1e-8)
-
-
-def test_a_signal_ends_the_other_stages_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stop(mol: Any) -> None:
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-    monkeypatch.setattr("tilewise.chemistry.inputs.hartree_fock", stop)
-    checkpoint = tmp_path / "run.h5"
-    assert main(["energy", str(WATER), "--method", "ccsd", "--checkpoint", str(checkpoint)]) == 75
-    check_line(capsys, "SIGUSR1 came before the run had ended. Run the same command again: it goes on from")
-
-
-def test_interruptions_have_codes(
-    hydrogen: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for error, code in ((KeyboardInterrupt(), 130), (Interrupted("It was stopped."), 75)):
-
-        def stop(mol: Any, error: BaseException = error) -> None:
-            raise error
-
-        monkeypatch.setattr("tilewise.chemistry.inputs.hartree_fock", stop)
-        assert main(["energy", str(hydrogen)]) == code
-        assert capsys.readouterr().err.splitlines()[-1].startswith("tilewise: ")
-
-
-# Reports
-
-
-@pytest.mark.parametrize(("method", "pictures"), [("ccsd", 6), ("mp2", 1)])
-def test_a_report_is_written(method: str, pictures: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    folder = tmp_path / "new" / "report"
-    found = run(WATER, "--basis", "sto-3g", "--method", method, "--report", folder)
-    assert f"report in {folder / 'index.html'}\n" in capsys.readouterr().out
-    text = (folder / "index.html").read_text()
-    assert text.count('src="data:image/') == pictures
-    assert len(list(folder.glob("*.png"))) == len(list(folder.glob("*.svg"))) == pictures
-    assert f"<b>{found['e_tot']:.10f}</b>" in text
-    assert "tilewise</span> <span>energy</span>" in text
-
-
-@pytest.mark.parametrize("method", ["mp2", "ccsd(t)"])
-def test_a_report_is_made_by_the_engine_that_ran(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another engine has other workers, for which the budget may not do."""
-    pytest.importorskip("matplotlib")
-    made, make = [], energy._page
-
-    def note(*arguments: Any) -> EnergyPage:
-        made.append(current_engine().workers)
-        return make(*arguments)
-
-    monkeypatch.setattr(energy, "_page", note)
-    for workers in (1, 3):
-        folder = tmp_path / str(workers)
-        options = ["--basis", "sto-3g", "--method", method, "--workers", str(workers), "--report", str(folder)]
-        assert main(["energy", str(WATER), *options]) == 0
-        if method == "mp2":
-            assert f"{workers} worker{'s' * (workers > 1)}" in (folder / "index.html").read_text()
-    assert made == [1, 3]
-
-
-def test_the_energy_is_told_before_the_report_is_made(
-    hydrogen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-
-    def fail(*arguments: object) -> None:
-        raise InputError("There is no page.")
-
-    monkeypatch.setattr(energy, "_page", fail)
-    assert main(["energy", str(hydrogen), "--basis", "6-31g", "--report", str(tmp_path / "report")]) == 2
-    out, err = capsys.readouterr()
-    assert "E_corr(MP2)" in out
-    assert err.splitlines()[-1] == "tilewise: There is no page."
-
-
-# Ranks
-
-
-@pytest.mark.slow
-def test_one_rank_tells_for_all(tmp_path: Path, json_file: Path) -> None:
-    pytest.importorskip("mpi4py")
-    arguments = [str(WATER), "--basis", "6-31g", "--method", "ccsd", *TIGHT]
-    options = ["--engine", "mpi", "--json", str(tmp_path / "two.json"), "--report", str(tmp_path / "report")]
-    done = ranks(2, "-m", "tilewise", "energy", *arguments, *options, "--checkpoint", str(tmp_path / "run.h5"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("E_corr(CCSD)") == 1
-    assert done.stderr.count("Hartree-Fock: ") == 1
-    assert done.stderr.count("cycle = 1 ") == 1
-    found = json.loads((tmp_path / "two.json").read_text())
-    assert found["e_corr"] == pytest.approx(run(*arguments)["e_corr"], abs=1e-8)
-    assert (tmp_path / "report" / "index.html").exists()
-    again = run(*arguments, "--checkpoint", tmp_path / "run.h5")
-    assert again["e_corr"] == pytest.approx(found["e_corr"], abs=1e-10)
-    assert again["timings"] == []
-
-
-@pytest.mark.slow
-def test_a_report_of_amplitudes_that_ranks_share(tmp_path: Path) -> None:
-    """Small tensors are kept by each rank; these are not, and to look at them alone would be to wait for ever."""
-    pytest.importorskip("mpi4py")
-    options = ["--basis", "cc-pvdz", "--no-symmetry", "--method", "ccsd", "--max-cycle", "2", "--workers", "1"]
-    done = ranks(2, "-m", "tilewise", "energy", str(WATER), *options, "--engine", "mpi", "--report", str(tmp_path))
-    assert done.returncode == 3, done.stderr
-    assert done.stdout.count("report in ") == 1
-    assert (tmp_path / "index.html").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (["--basis", "nothing"], 2, "no basis set 'nothing'"),
-        (["--basis", "sto-3g", "--method", "ccsd", "--max-cycle", "2"], 3, "CCSD has not converged"),
-    ],
-)
-def test_an_error_on_ranks_is_one_line(options: list[str], code: int, message: str) -> None:
-    pytest.importorskip("mpi4py")
-    done = ranks(2, "-m", "tilewise", "energy", str(WATER), *options, "--engine", "mpi")
-    assert done.returncode == code
-    told = [line for line in done.stderr.splitlines() if line.startswith("tilewise: ")]
-    assert len(told) == 1
-    assert message in told[0]
-    assert "Traceback" not in done.stderr
