@@ -18,7 +18,7 @@ from tilewise.chemistry.drccd import DRCCD
 from tilewise.chemistry.hamiltonian import INTEGRALS as INTEGRAL_MODES
 from tilewise.chemistry.inputs import Input, Request, read_input
 from tilewise.chemistry.kept_orbitals import orbital_file
-from tilewise.chemistry.method import INTEGRALS, Method, parse_tile
+from tilewise.chemistry.method import Method, check_companions, check_kind, parse_tile
 from tilewise.chemistry.method_plan import MethodPlan, reserved_bytes
 from tilewise.chemistry.mp2 import MP2
 from tilewise.chemistry.orbitals import Frozen
@@ -485,13 +485,7 @@ def _keywords(kind: type[Method]) -> list[str]:
 def _check_integrals(options: Mapping[str, Any]) -> None:
     """Raise if the kind of integrals is unknown, or something was given that it does not need."""
     kind = options.get("integrals", "exact")
-    if kind not in INTEGRALS:
-        raise InputError(f"integrals={kind!r} is unknown. Expected one of {', '.join(INTEGRALS)}. Correct it.")
-    for each, needed in (("auxbasis", "df"), ("cholesky_tol", "cholesky")):
-        if each in options and kind != needed:
-            raise InputError(
-                f"{each}={options[each]!r} was given with integrals={kind!r}. Expected it with {needed!r}. Leave it "
-                f"away, or pass integrals={needed!r}."
-            )
+    check_kind(kind)
+    check_companions(kind, options.get("auxbasis"), options.get("cholesky_tol"))
     if "cholesky_tol" in options:
         parse_tol(options["cholesky_tol"])

@@ -87,8 +87,7 @@ class Method(ABC):
         verbose: int | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        if integrals not in INTEGRALS:
-            raise InputError(f"integrals={integrals!r} is unknown. Expected one of {', '.join(INTEGRALS)}. Correct it.")
+        check_kind(integrals)
         if progress is not None and not callable(progress):
             raise InputError(f"progress={progress!r} cannot be called. Expected a function, or None. Pass print.")
         if memory is not None:
@@ -117,12 +116,7 @@ class Method(ABC):
         self._over_orbitals: BlockTensor | None = None
 
     def _check_integrals(self) -> None:
-        for name, value, kind in (("auxbasis", self.auxbasis, "df"), ("cholesky_tol", self.cholesky_tol, "cholesky")):
-            if value is not None and self.integrals != kind:
-                raise InputError(
-                    f"{name}={value!r} was given with integrals={self.integrals!r}. Expected it with {kind!r}. Leave "
-                    f"it away, or pass integrals={kind!r}."
-                )
+        check_companions(self.integrals, self.auxbasis, self.cholesky_tol)
         if self.integrals != "exact" and self.mol is None:
             raise InputError(
                 f"integrals={self.integrals!r} was given with a reference that has no molecule. Expected 'exact': its "
@@ -242,6 +236,22 @@ class Method(ABC):
 
     def _tell_stage(self, line: str) -> None:
         self._say(line, level=5)
+
+
+def check_kind(integrals: str) -> None:
+    """Raise if there is no such kind of integrals."""
+    if integrals not in INTEGRALS:
+        raise InputError(f"integrals={integrals!r} is unknown. Expected one of {', '.join(INTEGRALS)}. Correct it.")
+
+
+def check_companions(integrals: str, auxbasis: str | None, cholesky_tol: float | None) -> None:
+    """Raise if something was given that a kind of integrals does not need."""
+    for name, value, kind in (("auxbasis", auxbasis, "df"), ("cholesky_tol", cholesky_tol, "cholesky")):
+        if value is not None and integrals != kind:
+            raise InputError(
+                f"{name}={value!r} was given with integrals={integrals!r}. Expected it with {kind!r}. Leave it away, "
+                f"or pass integrals={kind!r}."
+            )
 
 
 def parse_tile(tile: int | None) -> int:
