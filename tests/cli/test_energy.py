@@ -14,6 +14,7 @@ from pyscf.tools import fcidump
 from chemistry.cc_cases import ccsd_energies, reference_energy
 from cli.energy_cases import TIGHT, WATER, atoms, check_line, closed, run, water
 from tilewise.cli import main
+from tilewise.cli.running import with_options
 
 # Energies
 
@@ -41,14 +42,15 @@ def test_energies_do_not_depend_on_how_they_are_computed(options: list[str]) -> 
 
 
 def test_fitted_and_decomposed_integrals(capsys: pytest.CaptureFixture[str]) -> None:
-    exact, fitted, decomposed = (
-        run(WATER, "--basis", "6-31g", "--method", "mp2", "--integrals", kind)["e_corr"]
-        for kind in ("exact", "df", "cholesky")
+    exact, fitted, decomposed, coarse = (
+        run(WATER, "--basis", "6-31g", "--method", "mp2", "--integrals", *kind)["e_corr"]
+        for kind in (["exact"], ["df"], ["cholesky"], ["cholesky", "--cholesky-tol", "1e-2"])
     )
     assert decomposed == pytest.approx(exact, abs=1e-7)
+    assert 1e-5 < abs(coarse - exact) < 1e-2
     assert 1e-7 < abs(fitted - exact) < 1e-3
     assert main(["energy", str(WATER), "--auxbasis", "weigend"]) == 2
-    assert "auxbasis='weigend' was given with integrals='exact'" in capsys.readouterr().err
+    assert "--auxbasis='weigend' was given with --integrals='exact'" in capsys.readouterr().err
 
 
 # Inputs
@@ -94,11 +96,11 @@ def test_other_inputs_give_the_same_energy(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("hf.chk", ["--basis", "6-31g"], "basis='6-31g' was given with a checkpoint of PySCF"),
-        ("hf.chk", ["--charge", "0"], "charge=0 was given with a checkpoint of PySCF"),
-        ("water.fcidump", ["--basis", "6-31g"], "basis='6-31g' was given with an FCIDUMP file"),
-        ("water.fcidump", ["--frozen", "core"], "frozen='core' was given with an FCIDUMP file"),
-        ("water.fcidump", ["--frozen", "5"], "frozen=5 leaves none of the 5 occupied orbitals"),
+        ("hf.chk", ["--basis", "6-31g"], "--basis='6-31g' was given with a checkpoint of PySCF"),
+        ("hf.chk", ["--charge", "0"], "--charge=0 was given with a checkpoint of PySCF"),
+        ("water.fcidump", ["--basis", "6-31g"], "--basis='6-31g' was given with an FCIDUMP file"),
+        ("water.fcidump", ["--frozen", "core"], "--frozen='core' was given with an FCIDUMP file"),
+        ("water.fcidump", ["--frozen", "5"], "--frozen=5 leaves none of the 5 occupied orbitals"),
         ("water.fcidump", ["--integrals", "df"], "no molecule"),
         ("cut.fcidump", [], "cut.fcidump"),
         ("ks.chk", [], "they come from Kohn-Sham"),
@@ -148,26 +150,28 @@ def test_a_damaged_file_is_one_line(
         (["--basis", "nothing"], "no basis set 'nothing' for the element H"),
         (["--basis", "/etc/hostname"], "is a file or no name"),
         (["--charge", "1"], "9 electrons at charge 1, an odd number"),
-        (["--charge", "10"], "charge=10 leaves 0 electrons"),
+        (["--charge", "10"], "--charge=10 leaves 0 electrons"),
         (["--charge", "-40"], "functions cannot hold 50 electrons"),
         (["--spin", "2"], "spin=2 asks for 2 unpaired electrons. Expected 0: the methods here are for closed shells"),
-        (["--frozen", "5"], "frozen=5 leaves none of the 5 occupied orbitals"),
+        (["--frozen", "5"], "--frozen=5 leaves none of the 5 occupied orbitals"),
         (["--frozen", "-1"], "frozen=-1 is negative"),
         (["--frozen", "0,99"], "frozen=[0, 99] does not list orbitals"),
         (["--frozen", "shell"], "frozen='shell' is unknown"),
-        (["--memory", "8XB"], "memory='8XB' is no amount of memory"),
+        (["--memory", "8XB"], "--memory='8XB' is no amount of memory"),
         (["--scratch", "/nowhere"], "does not exist"),
         (["--integrals", "best"], "integrals='best' is unknown"),
         (["--tile", "0"], "The tile size is 0"),
-        (["--auxbasis", "weigend"], "auxbasis='weigend' was given with integrals='exact'"),
+        (["--auxbasis", "weigend"], "--auxbasis='weigend' was given with --integrals='exact'"),
         (["--integrals", "df", "--auxbasis", "nosuch"], "no basis set 'nosuch' for the element H"),
-        (["--method", "ccsd", "--max-cycle", "-1"], "max_cycle=-1 is negative"),
-        (["--method", "ccsd", "--conv-tol", "-1"], "conv_tol=-1.0 is no tolerance"),
-        (["--method", "ccsd", "--conv-tol-normt", "nan"], "conv_tol_normt=nan is no tolerance"),
-        (["--method", "ccsd", "--diis-space", "-1"], "diis_space=-1 is negative"),
+        (["--method", "ccsd", "--max-cycle", "-1"], "--max-cycle=-1 is negative"),
+        (["--method", "ccsd", "--conv-tol", "-1"], "--conv-tol=-1.0 is no tolerance"),
+        (["--method", "ccsd", "--conv-tol-normt", "nan"], "--conv-tol-normt=nan is no tolerance"),
+        (["--method", "ccsd", "--diis-space", "-1"], "--diis-space=-1 is negative"),
+        (["--method", "ccsd", "--iterative-damping", "2"], "--iterative-damping=2.0 is no part of a step"),
+        (["--cholesky-tol", "1e-5"], "--cholesky-tol=1e-05 was given with --integrals='exact'"),
         (["--method", "ccsd", "--checkpoint", "/nowhere/run.h5"], "in a folder that does not exist"),
         (["--checkpoint", "run.h5"], "was given with MP2, which does not iterate"),
-        (["--max-cycle", "3"], "max_cycle=3 was given with MP2, which does not iterate"),
+        (["--max-cycle", "3"], "--max-cycle=3 was given with MP2, which does not iterate"),
         (["--force"], "force was given with MP2. Expected it with ccsd(t)"),
         (["--workers", "0"], "workers=0"),
         (["--json", "/nowhere/out.json"], "Correct --json"),
@@ -192,7 +196,7 @@ def test_wrong_options_are_one_line_before_the_mean_field(
 def test_the_budget_that_a_refusal_names_suffices(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [WATER, "--basis", "6-31g", "--method", "ccsd", *TIGHT]
     assert main(["energy", *map(str, arguments), "--memory", "1kB", "--workers", "1"]) == 2
-    named = re.search(r"Give memory=(\d+) or more", capsys.readouterr().err)
+    named = re.search(r"Give --memory=(\d+) or more", capsys.readouterr().err)
     assert named is not None
     found = run(*arguments, "--memory", named[1])
     assert found["plan"]["peak_bytes"] <= int(named[1])
@@ -350,8 +354,15 @@ def test_no_convergence_has_its_own_code(capsys: pytest.CaptureFixture[str]) -> 
     assert f"{found['e_tot']:18.10f} Eh NOT CONVERGED\n" in out
     assert "NOT CONVERGED in 4 cycles" in out
     line = err.splitlines()[-1]
-    assert line == f"tilewise: {found['reason']}"
-    assert "It was still converging: raise max_cycle to" in line
+    assert line == f"tilewise: {with_options(found['reason'])}"
+    assert "It was still converging: raise --max-cycle to" in line
+
+
+def test_damped_steps_lead_to_the_same_energy() -> None:
+    arguments = [WATER, "--basis", "6-31g", "--method", "ccsd", *TIGHT]
+    whole, damped = (run(*arguments, *options) for options in ([], ["--iterative-damping", "0.5"]))
+    assert damped["e_corr"] == pytest.approx(whole["e_corr"], abs=1e-9)
+    assert damped["history"][0] != whole["history"][0]
 
 
 def test_triples_of_amplitudes_that_have_not_converged(capsys: pytest.CaptureFixture[str]) -> None:

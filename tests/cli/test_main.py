@@ -12,6 +12,7 @@ import pytest
 
 from engines.processes import source_environment
 from tilewise.cli import main
+from tilewise.cli.running import with_options
 from tilewise.errors import InputError
 from tilewise.machine import Machine
 
@@ -48,6 +49,23 @@ def test_unknown_usage_exits_with_2(arguments: list[str], capsys: pytest.Capture
     assert told.startswith("tilewise: ")
     assert told.count("\n") == 1
     assert "--help` for what is expected" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Give memory=100 or more", "Give --memory=100 or more"),
+        ("memory='8XB' is no amount", "--memory='8XB' is no amount"),
+        ("below conv_tol_normt=1e-05, conv_tol=1e-07.", "below --conv-tol-normt=1e-05, --conv-tol=1e-07."),
+        ("raise max_cycle to 12", "raise --max-cycle to 12"),
+        ("pass scratch= a folder", "pass --scratch a folder"),
+        ("correct --memory=8 and --max-cycle", "correct --memory=8 and --max-cycle"),
+        ("files in max_cycle/run.h5 and max_cycle.h5", "files in max_cycle/run.h5 and max_cycle.h5"),
+        ("the memory of the basis and its charge", "the memory of the basis and its charge"),
+    ],
+)
+def test_messages_name_options_as_they_are_typed(text: str, told: str) -> None:
+    assert with_options(text) == told
 
 
 # plan

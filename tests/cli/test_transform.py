@@ -66,7 +66,7 @@ def test_wrong_input_is_one_line(options: list[str], message: str, capsys: pytes
     ("options", "message"),
     [
         (["--orbitals", "ovox"], "The orbitals 'ovox' are unknown"),
-        (["--memory", "8XB"], "memory='8XB' is no amount of memory"),
+        (["--memory", "8XB"], "--memory='8XB' is no amount of memory"),
         (["--scratch", "/nowhere"], "does not exist"),
         (["--out", "/"], "/ is a folder. The name of a file is expected. Correct --out"),
     ],

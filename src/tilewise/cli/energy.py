@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewise.cli.running import UNCONVERGED, engine_of, say, say_nothing, tell_ranks
+from tilewise.cli.running import UNCONVERGED, engine_of, say, say_nothing, tell_ranks, with_options
 from tilewise.errors import InputError
 from tilewise.reports.energy_page import EnergyPage, versions, write_energy_page
 from tilewise.reports.live import Progress
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 KEYWORDS = (
-    *("integrals", "auxbasis", "memory", "scratch", "tile"),
-    *("checkpoint", "reproducible", "max_cycle", "conv_tol", "conv_tol_normt", "diis_space", "force"),
+    *("integrals", "auxbasis", "cholesky_tol", "memory", "scratch", "tile"),
+    *("checkpoint", "reproducible", "max_cycle", "conv_tol", "conv_tol_normt", "diis_space", "iterative_damping"),
+    "force",
 )
 """Flags that methods take as keywords of the same name; None if they were not given."""
 
@@ -82,6 +83,12 @@ def _add_molecule_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--integrals", metavar="KIND", help="exact, df (density fitting) or cholesky (default: exact)")
     group.add_argument("--auxbasis", metavar="NAME", help="auxiliary basis set for --integrals df")
+    group.add_argument(
+        "--cholesky-tol",
+        type=float,
+        metavar="E",
+        help="largest error for --integrals cholesky, hartree (default: 1e-8)",
+    )
 
 
 def _add_run_options(group: argparse._ArgumentGroup) -> None:
@@ -103,6 +110,9 @@ def _add_cycle_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--conv-tol", type=float, metavar="E", help="change of the energy, hartree (default: 1e-7)")
     group.add_argument("--conv-tol-normt", type=float, metavar="T", help="norm of the step (default: 1e-5)")
     group.add_argument("--diis-space", type=int, metavar="N", help="amplitudes that DIIS combines (default: 6)")
+    group.add_argument(
+        "--iterative-damping", type=float, metavar="PART", help="part of each step that is taken (default: 1)"
+    )
     group.add_argument(
         "--force", action="store_true", default=None, help="(T) of amplitudes that have not converged, too"
     )
@@ -132,7 +142,7 @@ def _energy(args: argparse.Namespace) -> int:
     _write_results(args, result, page)
     if result.converged:
         return 0
-    say(f"tilewise: {result.reason}")
+    say(f"tilewise: {with_options(result.reason)}")
     return UNCONVERGED
 
 
@@ -206,7 +216,7 @@ def _page(args: argparse.Namespace, job: Calculation, result: EnergyResult) -> E
         command=args.command,
         verdict=result.verdict or "done",
         good=result.converged,
-        advice="" if result.converged else result.reason,
+        advice="" if result.converged else with_options(result.reason),
         energies=result.energies(),
         facts=result.facts(),
         cycles=[(cycle.number, cycle.change, cycle.norm) for cycle in result.history],

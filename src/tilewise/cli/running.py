@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,6 @@ INTERRUPTED = 130
 EXPECTED = (TilewiseError, KeyboardInterrupt, MemoryError)
 """What ends the command with a line, not with a traceback."""
 
-
 GOES_ON = 75
 """Exit code after a signal that the run can go on from: EX_TEMPFAIL, "try again" to a batch system."""
 
@@ -44,9 +44,17 @@ CODES = (
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 """Variables in which launchers say which rank a process is."""
 
-
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 """Variables in which launchers say how many processes they have started."""
+
+ASSIGNED = "auxbasis|basis|charge|checkpoint|frozen|integrals|memory|reproducible|schedule|scratch|tile|tol|workers"
+"""Keywords that are options too, but also words: in a message they are meant where ``=`` follows."""
+
+NAMED = "cholesky_tol|conv_tol_normt|conv_tol|diis_space|iterative_damping|max_cycle"
+"""Keywords that are options too, and nothing else."""
+
+KEYWORD = re.compile(rf"(?<![\w./=-])(?:({ASSIGNED})(?==)|({NAMED})(?![\w/-]|\.\w))(=(?![\w'\[-]))?")
+"""One of these in a message, with an ``=`` that no value follows."""
 
 
 def rank_text() -> str:
@@ -98,12 +106,17 @@ def tell_ranks(args: argparse.Namespace, engine: Engine) -> None:
         say(f"{engine.ranks} ranks, {plural_text(engine.workers, 'worker')} on each")
 
 
+def with_options(text: str) -> str:
+    """A message with keywords of Python as the options that they are here: ``--max-cycle=3`` for ``max_cycle=3``."""
+    return KEYWORD.sub(lambda found: f"--{(found[1] or found[2]).replace('_', '-')}", text)
+
+
 def line_of(error: BaseException) -> str:
     """What is wrong, in one line."""
     if isinstance(error, KeyboardInterrupt):
         return "tilewise: interrupted"
     if isinstance(error, TilewiseError):
-        return f"tilewise: {' '.join(str(error).split())}"
+        return f"tilewise: {' '.join(with_options(str(error)).split())}"
     return f"tilewise: not enough memory ({error}). Use larger tiles or a smaller problem."
 
 
@@ -116,7 +129,7 @@ def show_warning(
     line: str | None = None,
 ) -> None:
     """A warning in one line, without the place in the code that it comes from."""
-    say(f"tilewise: {' '.join(str(message).split())}")
+    say(f"tilewise: {' '.join(with_options(str(message)).split())}")
 
 
 def exit_code(error: BaseException) -> int:
