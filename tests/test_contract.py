@@ -473,6 +473,9 @@ class Forbidden:
     def of_first(self, value: Result) -> Result:
         raise AssertionError
 
+    def least(self, value: int) -> int:
+        raise AssertionError
+
     def abandon(self, error: BaseException, message: str = "") -> None:
         raise AssertionError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,9 @@ class PlannedStep:
 
     @property
     def expected_seconds(self) -> float:
-        """The latest measured time; what the plan projects before the first run."""
+        """The median of the measured times; what the plan projects before the first run."""
         if self.seconds:
-            return self.seconds[-1]
+            return median(self.seconds)
         return 0.0 if self.plan is None else self.plan.seconds
 
 
@@ -121,12 +122,13 @@ class Iteration:
         """Time of one iteration: measured once it was run, projected before."""
         return sum(step.expected_seconds for step in self.steps)
 
-    def by_group(self) -> dict[str, tuple[float, int]]:
-        """Seconds and floating-point operations of each group of terms in the latest run."""
+    def by_group(self, *, latest: bool = False) -> dict[str, tuple[float, int]]:
+        """Seconds and floating-point operations of each group of terms, as they are expected or in the latest run."""
         found: dict[str, tuple[float, int]] = {}
         for step in self.steps:
             seconds, flops = found.get(step.statement.group, (0.0, 0))
-            found[step.statement.group] = (seconds + step.expected_seconds, flops + step.flops)
+            took = step.seconds[-1] if latest else step.expected_seconds
+            found[step.statement.group] = (seconds + took, flops + step.flops)
         return found
 
     def run(

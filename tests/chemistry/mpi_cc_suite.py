@@ -21,8 +21,9 @@ from chemistry.cc_cases import (
     tensor_bytes,
 )
 from engines.ranks import NODES, WORKERS
-from tilewise.chemistry import CCD, CCSD, DRCCD
+from tilewise.chemistry import CCD, CCSD, CCSD_T, DRCCD, MP2
 from tilewise.errors import InputError, MemoryBudgetError, NonFiniteError
+from tilewise.plans import budget
 from tilewise.plans import sharing as module
 
 BITS = os.environ.get("TILEWISE_TEST_BITS")
@@ -150,7 +151,7 @@ def test_bits_are_those_of_one_rank(kind: Any, symmetry: bool) -> None:
         assert t2.tobytes() == kept["t2"].tobytes()
 
 
-def test_ranks_with_other_mean_fields_are_told() -> None:
+def test_a_mean_field_that_differs_on_one_rank_is_told_by_all() -> None:
     mf = mean_field_of("water", "sto-3g")
     with tw.engine("mpi", workers=WORKERS) as engine:
         if engine.ranks == 1:
@@ -158,11 +159,9 @@ def test_ranks_with_other_mean_fields_are_told() -> None:
         other = mf.copy()
         other.e_tot = mf.e_tot + 0.1 * (engine.rank == 1)
         reference = CCSD(other)._given_reference
-        if engine.rank == 1:
-            with pytest.raises(InputError, match="Expected the same on every rank"):
-                reference.of_first(engine)
-        else:
+        with pytest.raises(InputError, match="Expected the same on every rank"):
             reference.of_first(engine)
+        assert engine.of_first(engine.rank) == 0  # no rank waits for another any more
 
 
 def test_ranks_refuse_together() -> None:
@@ -189,3 +188,21 @@ def test_what_is_no_number_on_one_rank_is_told_by_all() -> None:
         told = (found.value.tensor, found.value.block, found.value.term)
         assert told == engine.of_first(told)
     assert len(method.timings) == 2
+
+
+@pytest.mark.parametrize("small", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("kind", [CCSD_T, MP2])
+def test_nodes_with_other_free_memory_plan_the_same(kind: Any, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory= each would take what is free on its own node, and wait for others in another order."""
+    mf = mean_field_of("water", "6-31g")
+    least = least_memory(kind, mf, tile=4)
+    expected = kind(mf, tile=4).run().e_corr
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        free = 4 * least if engine.rank == range(engine.ranks)[small] else 10**10
+        monkeypatch.setattr(budget, "free_memory", lambda: free)
+        method = kind(mf, tile=4)
+        method.run()
+        planned = method.plan().budget
+        assert planned == engine.of_first(planned)
+        assert engine.ranks == 1 or planned < 10**9
+    assert method.e_corr == pytest.approx(expected, rel=0, abs=1e-7)

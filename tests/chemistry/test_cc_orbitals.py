@@ -30,6 +30,12 @@ def turned(mf: Any) -> Any:
     return other
 
 
+def only_orbitals_left(folder: Path) -> None:
+    for each in folder.iterdir():
+        if not each.name.endswith(".orbitals"):
+            each.unlink()
+
+
 @pytest.mark.parametrize("symmetry", [False, True], ids=["no irreps", "irreps"])
 def test_amplitudes_of_a_run_that_goes_on_are_those_of_the_mean_field(symmetry: bool, tmp_path: Path) -> None:
     mf = mean_field_of("water", "6-31g", symmetry)
@@ -47,9 +53,7 @@ def test_a_start_is_turned_into_the_orbitals_of_the_checkpoint(tmp_path: Path) -
     other, path = turned(mf), tmp_path / "run.h5"
     CCSD(mf, checkpoint=path, max_cycle=1).run()
     start = converge_pyscf(cc.CCSD(other))
-    for each in tmp_path.iterdir():
-        if not each.name.endswith(".orbitals"):
-            each.unlink()
+    only_orbitals_left(tmp_path)
     method = CCSD(other, checkpoint=path)
     method.kernel(start.t1, start.t2)
     assert method.cycles == 1
@@ -111,18 +115,18 @@ def test_all_is_gone_with_the_method(kind: Any, settings: dict[str, Any]) -> Non
         gc.enable()
 
 
-def test_nobody_holds_the_amplitudes_to_start_from() -> None:
+def test_nobody_holds_the_amplitudes_to_start_from(monkeypatch: pytest.MonkeyPatch) -> None:
     mf = mean_field_of("water", "6-31g")
     given = CCSD(mf, max_cycle=1).run().to_pyscf()
     method, held, alive = CCSD(mf), [], []
-    place: Any = method._given
+    place: Any = method._start
 
-    def remember(t1: Any, t2: Any) -> Any:
-        made = place(t1, t2)
+    def remember(*arguments: Any) -> Any:
+        made = place(*arguments)
         held.append(weakref.ref(made["t2"].arena.data))
         return made
 
-    method._given = remember  # type: ignore[method-assign]
+    monkeypatch.setattr(method, "_start", remember)
     method.diis, method.callback = False, lambda _: alive.append(held[0]() is not None)
     method.kernel(*given)
     assert method.converged
@@ -189,3 +193,86 @@ def test_complex_tensors_are_no_start() -> None:
     assert method.t2 is not None
     with pytest.raises(InputError, match=r"t2= has elements of complex128\. Expected real numbers"):
         CCSD(mf).kernel(method.t1, method.t2.astype(np.complex128))
+
+
+def with_a_pair_exchanged(mf: Any) -> Any:
+    """The same mean field with two virtual orbitals of one energy in the other order, as a second one may have them."""
+    energies, nocc = np.asarray(mf.mo_energy), int(np.count_nonzero(mf.mo_occ))
+    first = next(k for k in range(nocc, len(energies) - 1) if abs(energies[k] - energies[k + 1]) < 1e-8)
+    order = np.arange(len(energies))
+    order[[first, first + 1]] = first + 1, first
+    other = mf.copy()
+    other.mo_coeff = np.asarray(mf.mo_coeff)[:, order]
+    return other
+
+
+def test_orbitals_of_one_energy_and_other_irreps_may_come_in_another_order(tmp_path: Path) -> None:
+    mf, path = mean_field_of("nitrogen", "6-31g", True), tmp_path / "run.h5"
+    other = with_a_pair_exchanged(mf)
+    CCSD(mf, checkpoint=path, **TIGHT).run()
+    again = CCSD(other, checkpoint=path, **TIGHT).run()
+    fresh = CCSD(other, **TIGHT).run()
+    for found, expected in zip(again.to_pyscf(), fresh.to_pyscf(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7)
+    for given in (fresh.to_pyscf(), (fresh.t1, fresh.t2)):
+        only_orbitals_left(tmp_path)
+        begun = CCSD(other, checkpoint=path)
+        begun.kernel(*given)
+        assert begun.cycles == 1
+
+
+def test_a_refused_run_leaves_nothing_beside_the_checkpoint(tmp_path: Path) -> None:
+    mf, path = mean_field_of("water", "6-31g"), tmp_path / "run.h5"
+    with pytest.raises(tw.MemoryBudgetError):
+        CCSD(mf, checkpoint=path, memory=1000).run()
+    assert list(tmp_path.iterdir()) == []
+    assert CCSD(mf, frozen=1, checkpoint=path).run().converged
+
+
+def test_other_tiles_than_those_of_a_checkpoint_are_refused_before_integrals_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mf, path = mean_field_of("water", "6-31g"), tmp_path / "run.h5"
+    CCSD(mf, checkpoint=path, tile=4, max_cycle=1).run()
+    monkeypatch.setattr(Hamiltonian, "build", lambda *_, **__: pytest.fail("integrals were made"))
+    with pytest.raises(InputError, match=r"Give tile= as the run did that was interrupted"):
+        CCSD(mf, checkpoint=path, tile=3).run()
+
+
+def test_a_molecule_that_has_moved_is_refused() -> None:
+    mol = gto.M(atom=WATER, basis="sto-3g", verbose=0)
+    mf = scf.RHF(mol).run(conv_tol=1e-12)
+    methods = [kind(mf) for kind in (MP2, CCSD)]
+    mol.set_geom_(1.1 * mol.atom_coords(), unit="Bohr")
+    mf.reset().run()
+    for method in methods:
+        with pytest.raises(InputError, match=rf"The molecule has changed since this {method.name} was made"):
+            method.run()
+        assert method.e_corr is None
+        assert method.run(frozen=1).e_corr == pytest.approx(type(method)(mf, 1).run().e_corr, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("symmetry", ["s8", "s4", "s1"])
+def test_integrals_of_a_mean_field_are_those_of_its_molecule_or_refused(symmetry: str) -> None:
+    mol = gto.M(atom=WATER, basis="6-31g", verbose=0)
+    own = mol.intor("int2e", aosym=symmetry)
+    mf = scf.RHF(mol)
+    mf._eri = own
+    expected = CCSD(mean_field_of("water", "6-31g"), **TIGHT).run().e_corr
+    assert CCSD(mf.run(conv_tol=1e-12), **TIGHT).run().e_corr == pytest.approx(expected, rel=0, abs=1e-8)
+    mf._eri = 0.9 * own
+    with pytest.raises(InputError, match=r"integrals of its own in mf\._eri, not those of its molecule"):
+        CCSD(mf.run())
+
+
+def test_occupied_orbitals_need_not_be_the_lowest() -> None:
+    """PySCF's coupled cluster takes the first ones for occupied, so these are put in front for it."""
+    mf = mean_field_of("water", "6-31g").copy()
+    mf.mo_occ = np.array(mf.mo_occ)
+    mf.mo_occ[[4, 5]] = 0, 2
+    order = np.argsort(-mf.mo_occ, kind="stable")
+    sorted_first = mf.copy()
+    sorted_first.mo_coeff, sorted_first.mo_occ = mf.mo_coeff[:, order], mf.mo_occ[order]
+    theirs, ours = cc.CCSD(sorted_first), CCSD(mf, max_cycle=3, diis=False)
+    theirs.set(max_cycle=3, diis=False, verbose=0).kernel()
+    assert ours.run().e_corr == pytest.approx(theirs.e_corr, rel=0, abs=1e-8)

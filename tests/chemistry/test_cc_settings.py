@@ -12,8 +12,8 @@ from pyscf import cc
 import tilewise as tw
 from chemistry.cc_cases import TIGHT, converge_pyscf, mean_field_of, tight_mean_field
 from chemistry.molecules import HYDROGEN
-from tilewise.chemistry import CCSD
-from tilewise.errors import InputError
+from tilewise.chemistry import CCSD, CCSD_T, MP2
+from tilewise.errors import ConvergenceError, InputError, MemoryBudgetError
 
 SAME = 1e-8
 
@@ -44,16 +44,57 @@ def test_results_are_no_settings(water: Any, name: str) -> None:
         CCSD(water).set(**{name: 1})
 
 
-@pytest.mark.parametrize("late", [{"frozen": 1}, {"tile": 2}])
-def test_what_is_set_late_counts_or_is_refused(water: Any, late: dict[str, Any]) -> None:
-    """As in PySCF, ``method.run(frozen=1)`` must not give the energy of all electrons."""
-    method = CCSD(water)
-    try:
-        method.run(**late)
-    except InputError:
-        return
-    assert method.e_corr == pytest.approx(CCSD(water, **late).run().e_corr, rel=0, abs=1e-12)
-    assert method.spaces.occ == CCSD(water, **late).spaces.occ
+LATE: tuple[dict[str, Any], ...] = (
+    {"frozen": 1},
+    {"tile": 2},
+    {"integrals": "cholesky", "cholesky_tol": 1e-2},
+    {"integrals": "df", "auxbasis": "weigend"},
+    {"frozen": [0, 12], "tile": 3, "integrals": "df"},
+)
+
+
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("kind", [CCSD, MP2])
+def test_what_is_set_late_counts(water: Any, kind: Any, late: dict[str, Any]) -> None:
+    """As in PySCF, by ``method.run(frozen=1)`` and by assignment, before a plan and after a run."""
+    expected = kind(water, **late).run()
+    made, planned, done = kind(water), kind(water), kind(water, integrals="cholesky").run()
+    planned.plan()
+    done.set(integrals="exact")
+    for name, value in late.items():
+        setattr(planned, name, value)
+    for method in (made.run(**late), planned.run(), done.run(**late)):
+        assert method.e_corr == pytest.approx(expected.e_corr, rel=0, abs=1e-12)
+        assert method.spaces.occ == expected.spaces.occ
+
+
+def test_what_is_set_late_is_checked(water: Any) -> None:
+    method = CCSD(water).run()
+    with pytest.raises(InputError, match="frozen=-1 is negative"):
+        method.frozen = -1
+    with pytest.raises(InputError, match="tile size is 0"):
+        method.tile = 0
+    with pytest.raises(InputError, match="integrals='dense' is unknown"):
+        method.run(integrals="dense")
+    with pytest.raises(InputError, match="auxbasis='weigend' was given with integrals='exact'"):
+        method.run(integrals="exact", auxbasis="weigend")
+    with pytest.raises(InputError, match=r"tol=0\.001 was given with integrals='df'"):
+        MP2(water, integrals="df").run(tol=1e-3)
+
+
+def test_a_run_that_fails_leaves_no_results_of_the_one_before(water: Any) -> None:
+    triples = CCSD_T(water).run()
+    with pytest.raises(ConvergenceError):
+        triples.run(max_cycle=1)
+    assert (triples.e_corr, triples.e_t) == (None, None)
+    for kind in (CCSD, MP2):
+        method = kind(water).run()
+        with pytest.raises(MemoryBudgetError):
+            method.run(memory=1000)
+        assert method.e_corr is None
+        assert method.e_tot is None
+        assert method.t2 is None
+        assert not getattr(method, "converged", False)
 
 
 @pytest.mark.parametrize("name", ["ladder", "memory", "diis_space", "reproducible"])

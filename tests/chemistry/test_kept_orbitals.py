@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from chemistry.molecules import HYDROGEN, make_mol, mean_field
 from tilewise.chemistry import inputs, kept_orbitals
 from tilewise.chemistry.integrals import hartree_fock
-from tilewise.chemistry.kept_orbitals import keep_orbitals, orbital_file, read_archive, write_archive
+from tilewise.chemistry.kept_orbitals import find_orbitals, keep_orbitals, orbital_file, read_archive, write_archive
 from tilewise.chemistry.reference import parse_reference
 from tilewise.engines.threads import ThreadsEngine
 from tilewise.errors import StorageError
@@ -86,8 +88,10 @@ def test_a_transform_takes_the_orbitals_of_a_job_that_was_faster(
     np.testing.assert_array_equal(found.mo_coeff, others[0].mo_coeff)
 
 
-def test_amplitudes_take_the_orbitals_of_a_job_that_was_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mf = mean_field(HYDROGEN, "6-31g")
+def test_of_two_jobs_that_begin_with_one_checkpoint_the_slower_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mf, path = mean_field(HYDROGEN, "6-31g"), tmp_path / "run.h5"
     first = parse_reference(mf, None)
     mf.mo_coeff = -mf.mo_coeff
     second = parse_reference(mf, None)
@@ -99,8 +103,10 @@ def test_amplitudes_take_the_orbitals_of_a_job_that_was_faster(tmp_path: Path, m
         return write(path, reference)
 
     monkeypatch.setattr(kept_orbitals, "_write", late)
-    found = keep_orbitals(second, tmp_path / "run.h5", engine)
-    np.testing.assert_array_equal(found.occupied, first.occupied)
+    with pytest.raises(StorageError, match="has just been written by another job"):
+        keep_orbitals(second, path, engine)
+    np.testing.assert_array_equal(find_orbitals(second, path, engine).occupied, first.occupied)
+    keep_orbitals(first, path, engine)
 
 
 def test_an_archive_of_unknown_compression_is_damaged(tmp_path: Path) -> None:
@@ -113,3 +119,15 @@ def test_an_archive_of_unknown_compression_is_damaged(tmp_path: Path) -> None:
     kept.write_bytes(content)
     with pytest.raises(StorageError, match=r"c\.orbitals cannot be read: .* Remove it and c, or name another"):
         inputs.molecule_mean_field(mol, say_nothing, kept)
+
+
+@pytest.mark.parametrize("shape", [(70, 70, 70), (1000, 343)])
+def test_integrals_are_known_without_a_copy(shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).standard_normal(shape)
+    expected = hashlib.blake2b(array.tobytes(), digest_size=32).digest()
+    tracemalloc.start()
+    found = kept_orbitals._digest(array)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.tobytes() == expected
+    assert peak < array.nbytes // 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from chemistry.molecules import mean_field, pyscf_mp2
 from engines.processes import ranks
 from tilewise.chemistry import MP2
 from tilewise.chemistry.four_index import Transform
+from tilewise.chemistry.mp2 import Doubles
 from tilewise.engines.base import current_engine
 from tilewise.errors import MemoryBudgetError
 from tilewise.tensors.memory import Memory
@@ -40,11 +42,16 @@ def water() -> Any:
     return mean_field_of("water", "6-31g")
 
 
+def give(method: MP2, memory: int) -> None:
+    """A budget for all but vectors over functions, which are made within one of their own."""
+    vectors = None if method.integrals == "exact" else method.make_vectors(current_engine())
+    method.memory = memory
+    method._made_vectors = vectors
+
+
 def least_of(method: MP2) -> int:
     """The least budget that a method says it needs once there are vectors."""
-    if method.integrals != "exact":
-        method.make_vectors(current_engine())
-    method.memory = 1000
+    give(method, 1000)
     with pytest.raises(MemoryBudgetError) as found:
         method.plan()
     return found.value.least_bytes
@@ -64,11 +71,10 @@ def measured(method: MP2, memory: int, monkeypatch: pytest.MonkeyPatch) -> int:
     gc.collect()  # an error that was caught in a test keeps the method that it came from
     with monkeypatch.context() as patch:
         tracemalloc.start()
-        if method.integrals != "exact":
-            method.make_vectors(current_engine())  # within a budget of their own
-            tracemalloc.reset_peak()
+        give(method, memory)
+        tracemalloc.reset_peak()
         patch.setattr(Memory, "_take", note)
-        method.set(memory=memory).run()
+        method.run()
         peaks.append(used[0] + tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     return max(peaks)
@@ -97,11 +103,42 @@ def test_vectors_count(benzene: Any, integrals: str, factor: int, monkeypatch: p
     with tw.engine("threads", workers=2):
         method = MP2(benzene, **settings)
         memory = factor * least_of(method)
-        method.set(memory=memory).run()  # loads what is compiled
+        give(method, memory)
+        method.run()  # loads what is compiled
         method = MP2(benzene, **settings)
         assert measured(method, memory, monkeypatch) <= memory + SMALL
     assert method._made_vectors is None
     assert method.e_corr == pytest.approx(expected, abs=1e-8)
+
+
+def test_only_so_many_blocks_are_there_at_once_as_there_is_room_for(
+    benzene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers wait with a block of 1.9 MB and what it needs, so that all that are let in are there together."""
+    make, compute, seen = Doubles.denominator, Doubles.energies, []
+
+    def wait(self: Doubles, index: tuple[int, ...]) -> Any:
+        made = make(self, index)
+        time.sleep(0.1)
+        return made
+
+    def measure(self: Doubles, at_once: int) -> Any:
+        assert not self.repulsion.in_memory
+        tracemalloc.start()
+        try:
+            return compute(self, at_once)
+        finally:
+            seen.append((at_once, tracemalloc.get_traced_memory()[1]))
+            tracemalloc.stop()
+
+    monkeypatch.setattr(Doubles, "denominator", wait)
+    monkeypatch.setattr(Doubles, "energies", measure)
+    with tw.engine("threads", workers=4):
+        memory = least_of(MP2(benzene, tile=24))
+        MP2(benzene, tile=24, memory=memory).run()
+    ((at_once, peak),) = seen
+    assert at_once == 1
+    assert memory // 2 < peak <= memory
 
 
 def test_amplitudes_of_integrals_on_disk(water: Any) -> None:
@@ -135,7 +172,7 @@ def test_too_little_memory_is_refused_before_anything_is_computed(
     with pytest.raises(MemoryBudgetError, match=f"{least}"):
         method.run()
     monkeypatch.undo()
-    method.memory = least
+    give(method, least)
     assert method.run().e_corr == pytest.approx(MP2(water, **settings).run().e_corr, abs=1e-10)
 
 
@@ -148,9 +185,9 @@ def test_screened_amplitudes_have_an_error_bound(water: Any) -> None:
 
 
 @pytest.mark.parametrize("per_node", ["1", "2"])
-def test_ranks(per_node: str) -> None:
-    """Blocks that amplitudes and exchange need are on other nodes."""
+def test_ranks(per_node: str, tmp_path: Path) -> None:
+    """Blocks that amplitudes and exchange need are on other nodes, or in a file."""
     pytest.importorskip("mpi4py")
-    done = ranks(2, str(Path(__file__).parent / "mpi_mp2_job.py"), per_node)
+    done = ranks(2, str(Path(__file__).parent / "mpi_mp2_job.py"), per_node, str(tmp_path))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.count("right") == 2

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from pyscf import ao2mo, df, gto, lib
 
 import tilewise as tw
 from chemistry.molecules import ETHENE, HELIUM_CHAIN, HYDROGEN, WATER, make_mol, mean_field, pyscf_mp2
-from engines.processes import ranks
+from engines.processes import PATIENCE, ranks, source_environment
 from tilewise.chemistry.integrals import orbital_irreps
 from tilewise.chemistry.origins import tile_orbitals
 from tilewise.chemistry.vectors import Decomposition, Vectors, cholesky_vectors, fitted_vectors, to_orbitals
@@ -62,6 +65,31 @@ def test_vectors_of_a_fitted_mean_field_are_its_own(water: Any) -> None:
     found = fitted_vectors(fitted)
     assert (found.count, found.error) == (fitted.with_df.get_naoaux(), None)
     np.testing.assert_allclose(integrals(found), fitted_integrals(fitted.with_df), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_a_fitting_without_vectors_stays_without(water: Any, tmp_path: Path, reproducible: bool) -> None:
+    """They are made of a copy, count, and go with the last who needs them."""
+    fitting = water.density_fit("weigend").with_df
+    fitting._cderi_to_save = str(tmp_path / "kept")
+    fitted = water.density_fit("weigend")
+    fitted.with_df = fitting
+    found = fitted_vectors(fitted, reproducible=reproducible)
+    assert fitting._cderi is None
+    assert not (tmp_path / "kept").exists()
+    assert found.held_bytes == (0 if reproducible else 8 * found.count * 300)
+    assert fitted_vectors(fitted, memory="10kB").held_bytes == 0
+    expected = fitted_integrals(df.DF(water.mol, "weigend"))
+    np.testing.assert_allclose(integrals(found), expected, rtol=0, atol=1e-10)
+
+
+def test_vectors_that_a_mean_field_keeps_do_not_count(water: Any) -> None:
+    fitted = water.density_fit("weigend")
+    fitted.with_df.build()
+    kept = fitted.with_df._cderi
+    found = fitted_vectors(fitted, reproducible=True)
+    assert (found.held_bytes, fitted.with_df._cderi is kept) == (0, True)
+    np.testing.assert_array_equal(np.concatenate(list(found.bring(100))), kept)
 
 
 @pytest.mark.parametrize("basis", ["cc-pvdz", "6-31g", "def2-svp"])
@@ -192,6 +220,67 @@ def test_rejects_tolerance(water: Any, tol: Any) -> None:
 def test_rejects_what_is_no_molecule(make: Any, what: Any) -> None:
     with pytest.raises(InputError, match="Expected a molecule"):
         make(what)
+
+
+def test_a_budget_below_the_columns_that_are_always_decomposed_is_refused(water: Any) -> None:
+    one = 8 * 300
+    count = cholesky_vectors(water.mol, 1e-2).count
+    cholesky_vectors(water.mol, 1e-2, memory=one * (count + 80))
+    with pytest.raises(MemoryBudgetError, match=r"Give more memory=, or a larger tol="):
+        cholesky_vectors(water.mol, 1e-2, memory=one * (count + 80), reproducible=True)
+
+
+# The same bits
+
+DIGESTS = """
+import hashlib
+import numpy as np
+import tilewise as tw
+from chemistry.molecules import ETHENE, make_mol
+from tilewise.chemistry.vectors import cholesky_vectors, fitted_vectors, to_orbitals
+
+mol = make_mol(ETHENE, "6-31g")
+orbitals = np.random.default_rng(0).standard_normal((mol.nao, 150))  # so many that BLAS takes threads for them
+space = tw.Space.uniform(150, 50)
+bare = make_mol(ETHENE, "6-31g").RHF().density_fit("weigend")
+cases = (cholesky_vectors, mol, "1200kB"), (fitted_vectors, mol, "100kB"), (fitted_vectors, bare, "100kB")
+for make, origin, little in cases:
+    found = set()
+    for memory in ("1GB", little):
+        vectors = make(origin, memory=memory, reproducible=True)
+        rows = np.concatenate(list(vectors.bring(50)))
+        turned = to_orbitals(vectors, orbitals, orbitals, (space, space), at_once=32).to_dense()
+        found.add(hashlib.sha256(rows.tobytes() + turned.tobytes()).hexdigest())
+    print(*found)
+"""
+
+
+def digests(threads: int, kernels: str) -> list[str]:
+    """What tells vectors from others, with so many threads in each library, by kernels of some kind of CPU."""
+    environment = source_environment()
+    environment["PYTHONPATH"] += f":{Path(__file__).parents[1]}"
+    environment |= dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"], str(threads))
+    environment |= {"OPENBLAS_CORETYPE": kernels} if kernels else {}
+    command = [sys.executable, "-c", DIGESTS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("kernels", ["", pytest.param("Haswell", marks=pytest.mark.slow)])
+def test_bits_depend_neither_on_threads_nor_on_memory(kernels: str) -> None:
+    """By kernels for Haswell they depend on the blocks in which PySCF makes fitted vectors."""
+    if kernels and " avx2 " not in cpu_flags():
+        pytest.skip("this CPU has not got what they need")
+    found = digests(1, kernels)
+    assert [len(line.split()) for line in found] == [1, 1, 1]
+    assert digests(2, kernels) == found
+
+
+def cpu_flags() -> str:
+    """What this CPU can do, as Linux says it."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
 
 
 # Slices and orbitals

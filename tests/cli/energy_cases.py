@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ def run(*arguments: object, code: int = 0, file: Path | None = None) -> dict[str
     assert main(["energy", *map(str, arguments), "--json", str(target), "--workers", "1"]) == code
     found: dict[str, Any] = json.loads(target.read_text())
     return found
+
+
+def least_memory(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The smallest budget in bytes, as the refusal of one that is too small names it."""
+    assert main(["energy", *map(str, arguments), "--memory", "1kB", "--workers", "1"]) == 2
+    named = re.search(r"Give --memory=(\d+) or more", capsys.readouterr().err)
+    assert named is not None
+    return named[1]
 
 
 def check_line(capsys: pytest.CaptureFixture[str], message: str, *, alone: bool = False) -> None:

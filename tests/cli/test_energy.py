@@ -12,7 +12,7 @@ from pyscf import dft, gto, scf
 from pyscf.tools import fcidump
 
 from chemistry.cc_cases import ccsd_energies, reference_energy
-from cli.energy_cases import TIGHT, WATER, atoms, check_line, closed, run, water
+from cli.energy_cases import TIGHT, WATER, atoms, check_line, closed, least_memory, run, water
 from tilewise.cli import main
 from tilewise.cli.running import with_options
 
@@ -33,12 +33,16 @@ def test_energies_are_those_of_pyscf(method: str, kind: str, frozen: list[str], 
     assert found["group"] == ("C1" if frozen else "C2v")
 
 
-@pytest.mark.parametrize("options", [["--memory", "1MB"], ["--tile", "3", "--reproducible", "--diis-space", "4"]])
-def test_energies_do_not_depend_on_how_they_are_computed(options: list[str]) -> None:
-    mf = water()
-    found = run(WATER, "--basis", "6-31g", "--method", "ccsd", "--frozen", "0,12", *TIGHT, *options)
-    assert found["e_corr"] == pytest.approx(ccsd_energies(mf, [0, 12])["CCSD"], abs=1e-8)
+@pytest.mark.parametrize("spills", [False, True])
+@pytest.mark.parametrize("options", [[], ["--tile", "3", "--reproducible", "--diis-space", "4"]])
+def test_energies_do_not_depend_on_how_they_are_computed(
+    options: list[str], spills: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [WATER, "--basis", "6-31g", "--method", "ccsd", "--frozen", "0,12", *TIGHT, *options]
+    found = run(*arguments, *(["--memory", least_memory(capsys, *arguments)] if spills else []))
+    assert found["e_corr"] == pytest.approx(ccsd_energies(water(), [0, 12])["CCSD"], abs=1e-8)
     assert (found["nfrozen"], found["nocc"], found["nvir"]) == (2, 4, 7)
+    assert bool(found["plan"]["on_disk"] or found["plan"]["diis_on_disk"]) == spills
 
 
 def test_fitted_and_decomposed_integrals(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +161,9 @@ def test_a_damaged_file_is_one_line(
         (["--frozen", "-1"], "frozen=-1 is negative"),
         (["--frozen", "0,99"], "frozen=[0, 99] does not list orbitals"),
         (["--frozen", "shell"], "frozen='shell' is unknown"),
+        (["--frozen=--1"], "frozen='--1' is unknown"),
+        (["--frozen=0,1-"], "frozen='0,1-' is unknown"),
+        ([f"--frozen={'9' * 5000}"], "is unknown"),
         (["--memory", "8XB"], "--memory='8XB' is no amount of memory"),
         (["--scratch", "/nowhere"], "does not exist"),
         (["--integrals", "best"], "integrals='best' is unknown"),
@@ -195,11 +202,9 @@ def test_wrong_options_are_one_line_before_the_mean_field(
 
 def test_the_budget_that_a_refusal_names_suffices(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [WATER, "--basis", "6-31g", "--method", "ccsd", *TIGHT]
-    assert main(["energy", *map(str, arguments), "--memory", "1kB", "--workers", "1"]) == 2
-    named = re.search(r"Give --memory=(\d+) or more", capsys.readouterr().err)
-    assert named is not None
-    found = run(*arguments, "--memory", named[1])
-    assert found["plan"]["peak_bytes"] <= int(named[1])
+    least = least_memory(capsys, *arguments)
+    found = run(*arguments, "--memory", least)
+    assert found["plan"]["peak_bytes"] <= int(least)
     assert found["plan"]["on_disk"]
     assert found["e_corr"] == pytest.approx(ccsd_energies(water())["CCSD"], abs=1e-8)
 
@@ -312,6 +317,80 @@ def test_no_file_is_written_over_another(
     assert main(["energy", str(file), "--method", "ccsd", *named, second, str(other)]) == 2
     check_line(capsys, f"and {second} would be written over it", alone=True)
     assert file.read_bytes() == WATER.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--json", "run.h5.orbitals"],
+            "run.h5.orbitals of --json has the name of a file that is kept beside",
+        ),
+        (
+            ["--json", "run.h5.previous"],
+            "run.h5.previous of --json has the name of a file that is kept beside",
+        ),
+        (
+            ["--json", "run.h5.000001.t2.h5"],
+            "run.h5.000001.t2.h5 of --json has the name of a file that is kept beside",
+        ),
+        (
+            ["--report", "run.h5.previous"],
+            "run.h5.previous of --report has the name of a file that is kept beside",
+        ),
+        (["--json", "out/index.html", "--report", "out"], "out/index.html of --json is a file of --report"),
+        (["--json", "out", "--report", "out"], "out is the file of --json"),
+        (["--json", "out", "--report", "out/new"], "out/new of --report lies below"),
+    ],
+)
+def test_files_that_a_checkpoint_or_a_report_has_are_not_named_again(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    orbitals = tmp_path / "run.h5.orbitals"
+    orbitals.write_text("kept")
+    assert main(["energy", str(WATER), "--method", "ccsd", "--checkpoint", "run.h5", *options]) == 2
+    check_line(capsys, message, alone=True)
+    assert list(tmp_path.iterdir()) == [orbitals]
+    assert orbitals.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("run.h5.orbitals", ["--checkpoint", "run.h5"]), ("index.html", ["--report", "."])],
+)
+def test_the_input_is_no_file_of_a_checkpoint_or_a_report(
+    name: str,
+    options: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(WATER.read_bytes())
+    assert main(["energy", name, "--method", "ccsd", *options]) == 2
+    check_line(capsys, f"{name} of INPUT", alone=True)
+    assert (tmp_path / name).read_bytes() == WATER.read_bytes()
+
+
+def test_a_page_of_somebody_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "index.html"
+    page.write_text("<!DOCTYPE html><title>Mine</title>")
+    assert main(["energy", str(WATER), "--report", str(tmp_path)]) == 2
+    check_line(capsys, f"{page} is not a report of tilewise", alone=True)
+    assert page.read_text() == "<!DOCTYPE html><title>Mine</title>"
+
+
+def test_a_run_that_is_refused_leaves_no_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["energy", str(tmp_path / "missing.xyz"), "--report", str(tmp_path / "nd" / "a" / "b")]) == 2
+    check_line(capsys, "missing.xyz", alone=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_no_checkpoint_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

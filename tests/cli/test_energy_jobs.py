@@ -139,6 +139,14 @@ def test_a_report_is_written(method: str, pictures: int, tmp_path: Path, capsys:
     assert "tilewise</span> <span>energy</span>" in text
 
 
+def test_a_report_takes_the_place_of_an_earlier_one(hydrogen: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "report"
+    for basis in ("sto-3g", "6-31g"):
+        run(hydrogen, "--basis", basis, "--report", folder)
+        assert f"MP2/{basis}" in (folder / "index.html").read_text()
+
+
 @pytest.mark.parametrize("method", ["mp2", "ccsd(t)"])
 def test_a_report_is_made_by_the_engine_that_ran(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another engine has other workers, for which the budget may not do."""

@@ -65,6 +65,36 @@ def test_wrong_input_is_one_line(options: list[str], message: str, capsys: pytes
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--out", "mol.xyz"], "mol.xyz is the file of the molecule, and --out would be written over it"),
+        (["--checkpoint", "mol.xyz"], "mol.xyz is the file of the molecule, and --checkpoint would be"),
+        (["--checkpoint", "a.h5", "--out", "./a.h5"], "a.h5 is the file of --checkpoint, and --out would be"),
+        (
+            ["--checkpoint", "a.h5", "--out", "a.h5.orbitals"],
+            "a.h5.orbitals of --out has the name of a file that is kept beside --checkpoint a.h5",
+        ),
+    ],
+)
+def test_no_file_is_written_over_another(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    molecule = tmp_path / "mol.xyz"
+    molecule.write_bytes(WATER.read_bytes())
+    assert main(["transform", "mol.xyz", "--basis", "sto-3g", *options]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [molecule]
+    assert molecule.read_bytes() == WATER.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         (["--orbitals", "ovox"], "The orbitals 'ovox' are unknown"),
         (["--memory", "8XB"], "--memory='8XB' is no amount of memory"),
         (["--scratch", "/nowhere"], "does not exist"),

@@ -24,7 +24,6 @@ from tilewise.reports.plots import (
     plot_groups,
     plot_memory,
     plot_terms,
-    term_seconds,
 )
 
 pytest.importorskip("matplotlib")
@@ -182,7 +181,8 @@ def test_groups_show_flops_and_time(steps: tuple[PlannedStep, ...]) -> None:
 
 
 def test_times_are_medians_and_projected_before_the_first_run(steps: tuple[PlannedStep, ...]) -> None:
-    assert [term_seconds(step) for step in steps] == [1.0, 4.0, 2.0]
+    assert [step.expected_seconds for step in steps] == [1.0, 4.0, 2.0]
     steps[0].seconds.clear()
-    assert term_seconds(steps[0]) == steps[0].expected_seconds
+    assert steps[0].plan is not None
+    assert steps[0].expected_seconds == steps[0].plan.seconds
     assert group_colours(steps) == {"first": COLOURS[0], "second": COLOURS[1]}

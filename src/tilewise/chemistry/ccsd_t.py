@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from copy import copy
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -94,6 +93,11 @@ class CCSD_T(CCSD):
         self._say(f"E(CCSD(T)) = {self.e_tot:.12f}  E_corr = {self.e_corr:.12f}  E(T) = {self.e_t:.12f}", level=3)
         return self.e_corr, self.t1, self.t2
 
+    def _forget(self) -> None:
+        super()._forget()
+        self.e_ccsd = self.e_t = None
+        self.seconds_t = 0.0
+
     def _make_plan(self, engine: Engine) -> MethodPlan:
         """Refuse before the iteration what the triples would refuse after it."""
         self.reference.check_canonical("CCSD(T)", singles=True)
@@ -113,9 +117,7 @@ class CCSD_T(CCSD):
         More memory keeps more tensors, so what the triples lacked with less is not all that they need.
         """
         while True:
-            trial = copy(self)
-            trial.memory = memory
-            lacking = self._lacking(CCSD._make_plan(trial, engine))
+            lacking = self._lacking(self._plan_within(memory, engine))
             if lacking is None:
                 return memory
             memory = max(min(lacking + RESERVE_BYTES, int(lacking / (1 - RESERVE)) + 1), memory + 1)

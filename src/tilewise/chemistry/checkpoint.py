@@ -19,9 +19,9 @@ import os
 import re
 import struct
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from tilewise.chemistry.diis import Amplitudes, Diis, difference, mix
 from tilewise.engines.base import current_engine
 from tilewise.engines.transform.checkpoint import parse_checkpoint
 from tilewise.errors import InputError, StorageError, TilewiseError
-from tilewise.patterns import equal_structure
+from tilewise.patterns import Pattern, equal_structure
 from tilewise.spaces import Space
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.drafts import draft, fcntl
@@ -42,6 +42,9 @@ from tilewise.tensors.files import HEADER_BYTES, OpenFile, load_tensor
 __all__ = ["Checkpoint", "Saved", "State"]
 
 Floats = npt.NDArray[np.float64]
+
+Kind = tuple[Pattern, np.dtype[Any]]
+"""Which blocks amplitudes have, and their element type."""
 
 MAGIC = b"tilewise amplit\n"
 VERSION = 1
@@ -147,20 +150,21 @@ class Checkpoint:
         """Where the amplitudes are that an iteration has made."""
         return self.path.with_name(f"{self.path.name}.{cycle:06d}.{name}.h5")
 
-    def look(self, names: Sequence[str], method: str) -> None:
+    def look(self, kinds: Mapping[str, Kind], method: str) -> None:
         """Raise, before any work is done, if a run could not go on from what is there; `read` comes later.
 
         Parameters
         ----------
-        names : sequence of str
-            The amplitudes of this problem.
+        kinds : dict of str to Kind
+            Patterns and element types of the amplitudes of this problem.
         method : str
             What made them.
         """
         try:
-            state = self._agreed_state(names)
+            state = self._agreed_state(tuple(kinds))
             if state is not None:
                 self.check_method(state, method)
+                self._open(state, kinds)
         except TilewiseError:
             self.close()
             raise
@@ -174,8 +178,8 @@ class Checkpoint:
                 "file to begin anew, or name another with checkpoint=."
             )
 
-    def _agreed_state(self, names: Sequence[str]) -> State | None:
-        state: State | None = self.engine.of_first(self.engine.agree(lambda: self._find(tuple(names)), once=True))
+    def _agreed_state(self, names: tuple[str, ...]) -> State | None:
+        state: State | None = self.engine.of_first(self.engine.agree(lambda: self._find(names), once=True))
         return state
 
     def read(self, like: Amplitudes) -> Saved | None:
@@ -188,20 +192,21 @@ class Checkpoint:
         """
         try:
             state = self._seen.pop() if self._seen else self._agreed_state(tuple(like))
-            return None if state is None else Saved(state, self._open(state, like))
+            kinds = {name: (tensor.pattern, tensor.dtype) for name, tensor in like.items()}
+            return None if state is None else Saved(state, self._open(state, kinds))
         except TilewiseError:
             self.close()
             raise
 
-    def _open(self, state: State, like: Amplitudes) -> dict[int, Amplitudes]:
+    def _open(self, state: State, kinds: Mapping[str, Kind]) -> dict[int, Amplitudes]:
         """The amplitudes that a state names, in their files."""
         vectors = {
-            number: {name: load_tensor(self.tensor_path(number, name), True, self.engine) for name in like}
+            number: {name: load_tensor(self.tensor_path(number, name), True, self.engine) for name in kinds}
             for number in state.named
         }
         for made in vectors.values():
             for name, tensor in made.items():
-                self._check_structure(name, tensor, like[name])
+                self._check_structure(name, tensor, *kinds[name])
         return vectors
 
     def write(self, state: State, amplitudes: Amplitudes) -> None:
@@ -244,26 +249,44 @@ class Checkpoint:
             return self._whole(self.path, names)
         except StorageError as error:
             newest = error
+        found, what = self._fall_back(newest, names)
+        warnings.warn(what, RuntimeWarning, stacklevel=2)
+        return found
+
+    def _fall_back(self, newest: StorageError, names: tuple[str, ...]) -> tuple[State, str]:
+        """An older state that can be used, and what to say of it; the newest one is damaged."""
         try:
             found = self._whole(self.previous, names)
         except StorageError as error:
-            if isinstance(newest, _ForeignError):
-                raise newest from None
+            previous = error
+        else:
+            return found, (
+                f"The newest generation of the checkpoint {self.path} is damaged: {newest} The one before it is used: "
+                f"the run goes on after iteration {found.cycle}."
+            )
+        if isinstance(newest, _ForeignError):
+            raise newest from None
+        made = self._last_made(names)
+        if made is None:
             raise StorageError(
-                f"Neither generation of the checkpoint {self.path} is whole. {newest} {error} Expected one of them as "
-                f"it was written. Remove {self.path.name} to begin anew, or start from amplitudes that are whole: "
-                "tilewise.load reads each file next to it."
-            ) from error
-        warnings.warn(
-            f"The newest generation of the checkpoint {self.path} is damaged: {newest} The one before it is used: the "
-            f"run goes on after iteration {found.cycle}.",
-            RuntimeWarning,
-            stacklevel=2,
+                f"Neither generation of the checkpoint {self.path} is whole. {newest} {previous} Expected one of them "
+                f"as it was written. Remove {self.path.name} to begin anew."
+            ) from previous
+        return made, (
+            f"Neither generation of the checkpoint {self.path} is whole. {newest} What iteration {made.cycle} has made "
+            "is: the run goes on from there, without the amplitudes that DIIS remembered."
         )
-        return found
 
     def _whole(self, path: Path, names: tuple[str, ...]) -> State:
         """The state in a manifest whose files are all whole."""
+        manifest = self._manifest(path, names)
+        for number in manifest.state.named:
+            self._check_made(number, manifest)
+        self._last, self._marks = manifest, dict(manifest.marks)
+        return manifest.state
+
+    def _manifest(self, path: Path, names: tuple[str, ...]) -> _Manifest:
+        """A manifest, if it is one of this problem."""
         manifest = _Manifest.read(path)
         if manifest.digest != self.digest:
             raise InputError(
@@ -277,11 +300,32 @@ class Checkpoint:
                 f"The checkpoint {path} has amplitudes {', '.join(manifest.names)}. Expected {', '.join(names)}. "
                 "Remove the file to begin anew, or name another with checkpoint=."
             )
-        for number in manifest.state.named:
-            for name in manifest.names:
-                self._check_whole(self.tensor_path(number, name), manifest.marks)
-        self._last, self._marks = manifest, dict(manifest.marks)
-        return manifest.state
+        return manifest
+
+    def _check_made(self, number: int, manifest: _Manifest) -> None:
+        """Raise if the amplitudes that an iteration has made are not whole."""
+        for name in manifest.names:
+            self._check_whole(self.tensor_path(number, name), manifest.marks)
+
+    def _last_made(self, names: tuple[str, ...]) -> State | None:
+        """A state that begins with the amplitudes of one iteration: the last whose files are whole."""
+        for path in (self.path, self.previous):
+            with suppress(StorageError):
+                manifest = self._manifest(path, names)
+                for number in sorted(manifest.state.named, reverse=True):
+                    with suppress(StorageError):
+                        self._check_made(number, manifest)
+                        return self._begun_with(number, manifest)
+        return None
+
+    def _begun_with(self, number: int, manifest: _Manifest) -> State:
+        before = manifest.state
+        state = State(
+            before.method, number, before.energies[: number + 1], before.norms[:number], {number: {number: 1.0}}
+        )
+        marks = {path.name: manifest.marks[path.name] for path in (self.tensor_path(number, n) for n in manifest.names)}
+        self._last, self._marks = replace(manifest, state=state, marks=marks), marks
+        return state
 
     def _check_whole(self, path: Path, marks: Mapping[str, bytes]) -> None:
         """Raise if a tensor is not the one that was written, to the last byte."""
@@ -293,15 +337,15 @@ class Checkpoint:
         for row, size in enumerate(sizes.tolist()):
             tensor.storage.read(row, room[:size])
 
-    def _check_structure(self, name: str, found: BlockTensor, like: BlockTensor) -> None:
+    def _check_structure(self, name: str, found: BlockTensor, pattern: Pattern, dtype: np.dtype[Any]) -> None:
         """Raise if amplitudes are not those of this problem."""
-        same = equal_structure(found.pattern, like.pattern) and found.dtype == like.dtype
-        if same and all(_same_order(a, b) for a, b in zip(found.spaces, like.spaces, strict=True)):
+        same = equal_structure(found.pattern, pattern) and found.dtype == dtype
+        if same and all(_same_order(a, b) for a, b in zip(found.spaces, pattern.spaces, strict=True)):
             return
         raise InputError(
             f"The amplitudes {name} of the checkpoint {self.path} are {found!r} over {found.spaces}. Expected those of "
-            f"this calculation, {like!r} over {like.spaces}, in the same order. Remove the file to begin anew, or name "
-            "another with checkpoint=."
+            f"this calculation, {dtype} in {pattern!r} over {pattern.spaces}, in the same order. Give tile= as the run "
+            "did that was interrupted, remove the file to begin anew, or name another with checkpoint=."
         )
 
     def _check_place(self) -> None:

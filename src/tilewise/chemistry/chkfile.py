@@ -94,8 +94,13 @@ class SavedMeanField:
         """The Fock matrix of Hartree-Fock over the functions; `vhf` is what `get_veff` has given."""
         return self.get_hcore() + (self.get_veff(dm=dm) if vhf is None else vhf)
 
+    def energy_of(self, fock: Floats) -> float:
+        """The energy of the orbitals, of which `get_fock` gives the Fock matrix, in hartree."""
+        occupied = self.mo_coeff[:, self.mo_occ > 0]
+        return float(np.vdot(self.get_hcore() + fock, occupied @ occupied.T) + self.mol.energy_nuc())
 
-def brillouin(mf: Any) -> float:
+
+def brillouin(mf: Any, fock: Floats | None = None) -> float:
     """Largest element of the Fock matrix between an occupied and a virtual orbital, in hartree.
 
     It vanishes for converged Hartree-Fock orbitals. Of a `SavedMeanField` it tells what the file does not: above 1e-3
@@ -106,9 +111,12 @@ def brillouin(mf: Any) -> float:
     ----------
     mf : SavedMeanField, FcidumpReference or a restricted mean field of PySCF
         Orbitals with their Fock matrix, as `get_fock` gives it.
+    fock : array, optional
+        What it gives, if that is known already.
     """
     coefficients, occupied = np.asarray(mf.mo_coeff), np.asarray(mf.mo_occ) > 0
-    mixed = coefficients[:, occupied].T @ np.asarray(mf.get_fock()) @ coefficients[:, ~occupied]
+    known = np.asarray(mf.get_fock() if fock is None else fock)
+    mixed = coefficients[:, occupied].T @ known @ coefficients[:, ~occupied]
     return float(np.abs(mixed).max(initial=0.0))
 
 
@@ -374,6 +382,9 @@ def _read_orbitals(opened: Any, mol: Any, file: Path) -> SavedMeanField:
         raise StorageError(f"{file} has no mean field. Expected a checkpoint of PySCF, with an entry 'scf'. {_REMEDY}")
     entries = {name: group.get(name) for name in ("mo_coeff", "mo_energy", "mo_occ", "e_tot")}
     shapes = {name: getattr(entry, "shape", None) for name, entry in entries.items()}
+    missing = [name for name, shape in shapes.items() if shape is None]
+    if missing:
+        _damaged(file, f"{' and '.join(missing)} of its mean field are missing")
     count = shapes["mo_occ"]
     if not isinstance(count, tuple) or len(count) != 1 or shapes["mo_coeff"] != (size, *count) or count[0] > size:
         raise InputError(
@@ -381,7 +392,7 @@ def _read_orbitals(opened: Any, mol: Any, file: Path) -> SavedMeanField:
             f"of a restricted closed shell, ({size}, n) and (n,). {remedy}"
         )
     if shapes["mo_energy"] != count or shapes["e_tot"] != ():
-        _damaged(file, "orbital energies or the energy are missing")
+        _damaged(file, "the orbital energies or the energy have another shape than the orbitals")
     arrays = {name: np.asarray(entry[()]) for name, entry in entries.items()}
     for name, array in arrays.items():
         if array.dtype.kind == "c":

@@ -9,29 +9,29 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.chemistry.checkpoint import Checkpoint
-from tilewise.chemistry.fitted_integrals import FittedIntegrals, making_bytes
-from tilewise.chemistry.four_index import budget_of
+from tilewise.chemistry.fitted_integrals import FittedIntegrals
 from tilewise.chemistry.hamiltonian import Hamiltonian
 from tilewise.chemistry.integrals import AtomicOrbitals
+from tilewise.chemistry.kept_orbitals import keep_orbitals
 from tilewise.chemistry.method import Method
 from tilewise.chemistry.method_plan import INDICES, MethodPlan, plan_method, reserved_bytes
 from tilewise.chemistry.orbitals import Frozen
 from tilewise.chemistry.reference import orbital_turns, turn
 from tilewise.chemistry.solver import Options, Outcome, check_finite, solve
+from tilewise.chemistry.starts import Start
 from tilewise.chemistry.steps import add_tensor, divide
 from tilewise.contract import einsum
 from tilewise.engines.base import current_engine
 from tilewise.engines.threads import hosting
 from tilewise.errors import InputError
 from tilewise.expressions.equations import Statement
-from tilewise.factories import zeros
-from tilewise.patterns import Pattern
+from tilewise.plans.budget import budget_of
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.memory import trim_heap
 
@@ -39,6 +39,7 @@ __all__ = ["CoupledCluster", "Timing"]
 
 Floats = npt.NDArray[np.float64]
 Amplitudes = dict[str, BlockTensor]
+DTYPE: Final = np.dtype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,6 @@ class CoupledCluster(Method):
         self.timings: list[Timing] = []
         self._amplitudes: Amplitudes = {}
         self._tensors: dict[str, BlockTensor] = {}
-        self._vector_sizes: tuple[int, int] | None = None
         self.set(**settings)
 
     @abstractmethod
@@ -145,7 +145,7 @@ class CoupledCluster(Method):
         the mean field.  On ranks they are those of the first one.
         """
         self._check_has_run()
-        occ, vir = np.argsort(self.spaces.occ.order), np.argsort(self.spaces.vir.order)
+        occ, vir = np.argsort(self._asked_spaces.occ.order), np.argsort(self._asked_spaces.vir.order)
         doubles = self._amplitudes["t2"].to_dense().transpose(0, 2, 1, 3)
         singles = self._amplitudes["t1"].to_dense() if "t1" in self._amplitudes else np.zeros((self.nocc, self.nvir))
         turns = orbital_turns(self.reference, self._asked)
@@ -170,13 +170,17 @@ class CoupledCluster(Method):
 
     def _make_plan(self, engine: Engine) -> MethodPlan:
         self._check_settings()
+        return self._plan_within(self.memory, engine)
+
+    def _plan_within(self, memory: int | str | None, engine: Engine) -> MethodPlan:
+        """The plan with a budget; ranks agree on one, since nodes may differ in what is free."""
         return plan_method(
             self.name,
             self.statements(),
             self._hamiltonian(engine),
             self.amplitude_names,
             self.energy_names,
-            budget_of(self.memory, engine.ranks_per_node),
+            engine.least(budget_of(memory, engine.ranks_per_node)),
             diis_space=self.diis_space if self.diis else 0,
             scratch=self.scratch,
             engine=engine,
@@ -197,10 +201,7 @@ class CoupledCluster(Method):
     def _hamiltonian(self, engine: Engine) -> Hamiltonian:
         if self.integrals == "exact":
             return Hamiltonian(self.reference, self.spaces, 0, self._functions())
-        if self._vector_sizes is None:
-            vectors = self.make_vectors(engine)
-            self._vector_sizes = vectors.count, making_bytes(vectors)
-        count, making = self._vector_sizes
+        count, making = self._count_vectors(engine)
         return Hamiltonian(self.reference, self.spaces, count, self._functions(), making)
 
     def _source(self, engine: Engine) -> FittedIntegrals | None:
@@ -226,8 +227,8 @@ class CoupledCluster(Method):
         """
         engine = current_engine()
         self._check_settings()
-        self._settle(engine, self.checkpoint)
-        starts = [self._given(t1, t2)]
+        start = Start.of(self.amplitude_names, t1, t2, self._asked_spaces)
+        self._begin(engine, self.checkpoint)
         if self._plan is not None and self._plan.engine is not engine:
             self._plan = None  # it was made to look at
         plan = self.plan()
@@ -235,13 +236,14 @@ class CoupledCluster(Method):
             checkpoint = self._open_checkpoint(engine)
             if checkpoint is not None:
                 stack.callback(checkpoint.close)
-                checkpoint.look(self.amplitude_names, self.name)
+                kinds = {name: (self.spaces.pattern(INDICES[name]), DTYPE) for name in self.amplitude_names}
+                checkpoint.look(kinds, self.name)
+                keep_orbitals(self._settled, checkpoint.path, engine)
             planned = plan.peak_bytes - reserved_bytes(plan.budget)
             stack.enter_context(hosting(engine).memory.keeping(plan.budget - plan.peak_bytes, planned))
-            self._forget()
             self._tensors = self._build(plan, engine)
             outcome = solve(
-                starts.pop() or self._first(engine),  # nobody else holds them: they are gone after the first cycle
+                self._start(start, engine),  # nobody else holds it: it is gone after the first cycle
                 self.energy_of,
                 self._update,
                 self._options(diis_on_disk=plan.diis_on_disk),
@@ -269,8 +271,9 @@ class CoupledCluster(Method):
 
     def _forget(self) -> None:
         """Let go of an earlier run: its tensors are not planned for."""
+        super()._forget()
         self._tensors, self._amplitudes, self.outcome = {}, {}, None
-        self.e_corr, self.converged, self.cycles, self.timings = None, False, 0, []
+        self.converged, self.cycles, self.timings = False, 0, []
 
     def _take(self, outcome: Outcome) -> None:
         self.outcome, self._amplitudes = outcome, dict(outcome.amplitudes)
@@ -326,11 +329,13 @@ class CoupledCluster(Method):
             divide(step, self._levels(step.ndim))
             add_tensor(step, amplitudes[name])
             new[name] = step
-        self.timings.append(Timing(time.perf_counter() - begin, iteration.by_group()))
+        self.timings.append(Timing(time.perf_counter() - begin, iteration.by_group(latest=True)))
         return new
 
-    def _first(self, engine: Engine) -> Amplitudes:
-        """Amplitudes of second-order perturbation theory."""
+    def _start(self, given: Start | None, engine: Engine) -> Amplitudes:
+        """Amplitudes to start from: those of a user, or else of second-order perturbation theory."""
+        if given is not None:
+            return given.placed(self.spaces, orbital_turns(self._asked, self.reference), engine)
         doubles = self._tensors["V"].copy()
         doubles.engine = engine
         divide(doubles, self._levels(4))
@@ -340,59 +345,5 @@ class CoupledCluster(Method):
             divide(made["t1"], self._levels(2))
         return {name: made[name] for name in self.amplitude_names}
 
-    def _given(self, t1: Any, t2: Any) -> Amplitudes | None:
-        """Amplitudes that a user gives to start from."""
-        if t1 is None and t2 is None:
-            return None
-        found: dict[str, Any] = {"t1": t1, "t2": t2}
-        shapes = {"t1": (self.nocc, self.nvir), "t2": (self.nocc, self.nocc, self.nvir, self.nvir)}
-        made = {}
-        for name in self.amplitude_names:
-            value = found[name]
-            pattern = self.spaces.pattern(INDICES[name])
-            made[name] = zeros(pattern=pattern) if value is None else self._placed(name, value, pattern, shapes[name])
-        return made
-
-    def _placed(self, name: str, value: Any, pattern: Pattern, shape: tuple[int, ...]) -> BlockTensor:
-        """One set of amplitudes where this method has it."""
-        if isinstance(value, BlockTensor):
-            if value.dtype.kind != "f":
-                raise InputError(f"{name}= has elements of {value.dtype}. Expected real numbers. Pass them as float64.")
-            tensor = value if name == "t1" else value.transpose(0, 2, 1, 3)
-            if tensor.spaces != pattern.spaces:
-                raise InputError(
-                    f"{name}= has the spaces {tensor.spaces}. Expected {pattern.spaces}, those of this method's tiles. "
-                    f"Pass what to_pyscf() of the other method gives, or use the same tile= and frozen=."
-                )
-            placed = tensor + zeros(pattern=pattern)
-        else:
-            array = _parse_array(name, value, shape)
-            occ, vir = self.spaces.occ.order, self.spaces.vir.order
-            modes = [occ, vir] if name == "t1" else [occ, occ, vir, vir]
-            ordered = turn(array[np.ix_(*modes)], orbital_turns(self._asked, self.reference))
-            placed = self._dense(ordered if name == "t1" else ordered.transpose(0, 2, 1, 3), pattern)
-        # The equations keep t(i, a, j, b) = t(j, b, i, a), and count on it.
-        return placed if name == "t1" else 0.5 * (placed + placed.transpose(2, 3, 0, 1))
-
     def _scalar(self, expression: str, *operands: BlockTensor) -> float:
         return float(einsum(expression, *operands, reproducible=self.reproducible).item())
-
-
-def _parse_array(name: str, value: Any, shape: tuple[int, ...]) -> Floats:
-    """Amplitudes as a user gives them."""
-    remedy = "Pass what pyscf.cc or to_pyscf() gives."
-    try:
-        array = np.asarray(value)
-        if array.dtype.kind not in "fiu":
-            raise ValueError(f"it has elements of {array.dtype}")
-        array = array.astype(np.float64, copy=False)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name}= is no array of real numbers: {error}. Expected one. {remedy}") from None
-    if array.shape != shape:
-        raise InputError(
-            f"{name}= has shape {array.shape}. Expected {shape}, PySCF's order, over the orbitals that are correlated. "
-            "Check frozen=."
-        )
-    if not np.isfinite(array).all():
-        raise InputError(f"{name}= has elements that are not finite. Expected numbers. {remedy}")
-    return array

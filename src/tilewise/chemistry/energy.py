@@ -457,7 +457,7 @@ def _check_names(name: str, options: Mapping[str, Any]) -> None:
         if each in ITERATES and not issubclass(kind, CoupledCluster):
             raise InputError(
                 f"{each}={value} was given with {TITLES[name]}, which does not iterate. Expected it with a method that "
-                f"does. Leave {each} out."
+                f"does. Leave {each}= out."
             )
         if each == "force" and name != "ccsd(t)":
             raise InputError(
@@ -479,7 +479,7 @@ def _keywords(kind: type[Method]) -> list[str]:
     }
     if issubclass(kind, CoupledCluster):
         found |= set(kind.settings)
-    return sorted(found - {"progress", "verbose"})
+    return sorted(found - {"frozen", "progress", "verbose"})
 
 
 def _check_integrals(options: Mapping[str, Any]) -> None:

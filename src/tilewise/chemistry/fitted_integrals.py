@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tilewise.chemistry.reference import Reference
 from tilewise.chemistry.spaces import OrbitalSpaces, joined_space, plain_space
 from tilewise.chemistry.vectors import Vectors, to_orbitals
+from tilewise.engines.blas import limit_blas
 from tilewise.factories import from_function
 from tilewise.patterns import Pattern
 from tilewise.tensors import BlockTensor, Engine
@@ -72,7 +73,8 @@ class FittedIntegrals:
         def make(index: tuple[int, ...]) -> Floats:
             tiles = [tile + shift for tile, shift in zip(index, shifts, strict=True)]
             left, right = self._pair(*tiles[:2]), self._pair(*tiles[2:])
-            block: Floats = np.matmul(left.reshape(len(left), -1).T, right.reshape(len(right), -1))
+            with limit_blas():  # NumPy's, which need not be the library that the engine works with
+                block: Floats = np.matmul(left.reshape(len(left), -1).T, right.reshape(len(right), -1))
             return block.reshape(*left.shape[1:], *right.shape[1:])
 
         return from_function(make, pattern=Pattern.allowed(modes, irrep=0 if labelled else None))

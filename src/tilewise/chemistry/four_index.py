@@ -30,7 +30,7 @@ from tilewise.engines.transform.checkpoint import (
 )
 from tilewise.engines.transform.fitted import run_fitted
 from tilewise.errors import InputError, MemoryBudgetError
-from tilewise.plans.budget import is_asked, parse_memory
+from tilewise.plans.budget import budget_of
 from tilewise.plans.explain import bytes_text
 from tilewise.plans.transform import (
     SCHEDULES,
@@ -251,7 +251,7 @@ class Transform:
     def plan(self) -> TransformPlan:
         """What will be done, and what other schedules would cost; the rates of this computer are measured for it."""
         if self._plan is None:
-            budget = -self.team.most(-budget_of(self.memory, self.engine.ranks_per_node))
+            budget = self.engine.least(budget_of(self.memory, self.engine.ranks_per_node))
             if isinstance(self.source, FittedVectors):
                 self._plan = self._plan_fitted(self.source, budget)
                 return self._plan
@@ -424,11 +424,6 @@ class _Teller:
         share, passed = min(done / total, 1.0), now - self._begin
         left = f", about {passed * (1 - share) / share:.0f} s left" if 0 < share < 1 else ""
         self._say(f"Transform: {100 * share:.0f} %, {passed:.0f} s{left}")
-
-
-def budget_of(memory: int | str | None, ranks_per_node: int) -> int:
-    """Bytes that a rank may hold; what is free on a node is divided among its ranks."""
-    return parse_memory(memory) if is_asked(memory) else parse_memory(None) // ranks_per_node
 
 
 def measure_products(size: int, host: ThreadsEngine) -> float:

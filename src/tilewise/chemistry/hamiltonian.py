@@ -27,7 +27,7 @@ from tilewise.tensors.elsewhere import make_elsewhere
 from tilewise.tensors.files import ScratchFile
 from tilewise.tensors.storage import frobenius_norm
 
-__all__ = ["INTEGRALS", "Hamiltonian", "plain_space"]
+__all__ = ["INTEGRALS", "Hamiltonian", "assembled", "plain_space"]
 
 Floats = npt.NDArray[np.float64]
 Maker = Callable[[tuple[int, ...]], Floats]
@@ -312,7 +312,7 @@ class _Builder:
             self.made[name] = from_function(make, pattern=pattern, cost=cost)
             return
         if name not in self.elsewhere:
-            self.made[name] = _assembled(pattern, make, self.engine)
+            self.made[name] = assembled(pattern, make, self.engine)
             return
         scratch = ScratchFile(pattern, np.dtype(np.float64), self.scratch)
         for row, index in enumerate(pattern.index.tolist()):
@@ -334,7 +334,7 @@ def _not_there(index: tuple[int, ...]) -> NoReturn:
     raise TilewiseError(f"Block {index} of a tensor that only stands for one was asked for. Expected plans alone.")
 
 
-def _assembled(pattern: Pattern, make: Maker, engine: Engine) -> BlockTensor:
+def assembled(pattern: Pattern, make: Maker, engine: Engine) -> BlockTensor:
     """A tensor in memory; each process makes the blocks that it answers for."""
     arena = engine.allocate(pattern, np.float64, zero=False)
     parts = list(arena.parts(pattern))

@@ -6,13 +6,14 @@ of one molecule differ, and cannot tell it from another one.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["function_numbers"]
+__all__ = ["function_numbers", "molecule_digest"]
 
 Numbers = npt.NDArray[np.float64]
 
@@ -35,3 +36,11 @@ def function_numbers(mol: Any) -> Iterator[Numbers]:
             begins = (shell[EXPONENTS], shell[COEFFICIENTS])
             parts = [env[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
             yield np.concatenate([np.array(shell[BEFORE_POINTERS], np.float64), *parts])
+
+
+def molecule_digest(mol: Any) -> bytes:
+    """What tells a molecule, its electrons and its basis set from others."""
+    summary = hashlib.blake2b(f"{mol.nelectron} {mol.spin}".encode(), digest_size=32)
+    for numbers in function_numbers(mol):
+        summary.update(numbers.tobytes())
+    return summary.digest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from tilewise.chemistry.chkfile import SavedMeanField, brillouin, read_chkfile
 from tilewise.chemistry.fcidump import read_fcidump, reference
 from tilewise.chemistry.geometry import Geometry, read_xyz
-from tilewise.chemistry.identity import function_numbers
+from tilewise.chemistry.identity import molecule_digest
 from tilewise.chemistry.integrals import hartree_fock, load_basis, make_molecule, pyscf_module
 from tilewise.chemistry.kept_orbitals import read_archive, write_archive
 from tilewise.chemistry.orbitals import Frozen, parse_frozen
@@ -54,6 +53,9 @@ _SUFFIXES: Final[Mapping[str, str]] = {
     ".hdf5": "chkfile",
     ".fcidump": "fcidump",
 }
+
+_SAME_ENERGY = 1e-6
+"""Energies of the same orbitals and integrals differ by less, in hartree."""
 
 _KOHN_SHAM = 1e-3
 """Orbitals whose Fock matrix mixes occupied and virtual ones by more, in hartree, are not those of Hartree-Fock."""
@@ -164,7 +166,7 @@ def _read(request: Request, tell: Tell) -> Input:
         if value is not None:
             raise InputError(
                 f"{option}={value!r} was given with {KINDS[kind]}, {request.path}. Expected it with an .xyz file only: "
-                f"the file has orbitals of its own. Leave {option} out."
+                f"the file has orbitals of its own. Leave {option}= out."
             )
     return _from_chkfile(request, tell) if kind == "chkfile" else _from_fcidump(request, tell)
 
@@ -239,20 +241,34 @@ def _check_auxiliary(geometry: Geometry, auxbasis: str | None) -> None:
 
 def _from_chkfile(request: Request, tell: Tell) -> Input:
     saved = read_chkfile(request.path)
-    mixing = brillouin(saved)
+    fock = saved.get_fock()
+    mixing = brillouin(saved, fock)
     if mixing > _KOHN_SHAM:
         raise InputError(
             f"The Fock matrix of {request.path} mixes occupied and virtual orbitals by {mixing:.2g} hartree: they come "
-            "from Kohn-Sham, or are not converged. Expected those of Hartree-Fock. Make the file with "
-            "pyscf.scf.RHF(mol).run()."
+            "from Kohn-Sham, from another Hamiltonian (relativistic, in a solvent, in a field), or are not converged. "
+            "Expected those of Hartree-Fock of the molecule alone. Make the file with pyscf.scf.RHF(mol).run(), or "
+            "give the mean field itself to a method in Python."
         )
     _tell_kind(request, "chkfile", tell)
     tell(f"Hartree-Fock: from the file, elements of up to {mixing:.1e} hartree between occupied and virtual orbitals")
+    saved = _with_own_energy(saved, saved.energy_of(fock), tell)
     if not request.symmetry:
         saved.mol.symmetry = False
     basis = saved.mol.basis if isinstance(saved.mol.basis, str) else None
     frozen = _frozen_of(request, saved.mol)
     return Input("chkfile", saved, frozen, basis, int(saved.mol.charge), int(saved.mol.natm), _group(saved.mol))
+
+
+def _with_own_energy(saved: SavedMeanField, energy: float, tell: Tell) -> SavedMeanField:
+    """The mean field with the energy that the integrals used here give: that of a file may be of fitted ones."""
+    if abs(energy - saved.e_tot) <= _SAME_ENERGY:
+        return saved
+    tell(
+        f"Hartree-Fock: the energy in the file is {saved.e_tot:.10f}, as with fitted integrals; that of its orbitals "
+        f"with the molecule's own is taken, {energy:.10f}"
+    )
+    return replace(saved, e_tot=energy)
 
 
 def _from_fcidump(request: Request, tell: Tell) -> Input:
@@ -319,10 +335,7 @@ def _check_frozen(mol: Any, frozen: Frozen) -> None:
 
 
 def _digest_molecule(mol: Any) -> npt.NDArray[np.uint8]:
-    summary = hashlib.blake2b(f"{mol.nelectron} {mol.spin} {mol.groupname}".encode())
-    for numbers in function_numbers(mol):
-        summary.update(numbers.tobytes())
-    return np.frombuffer(summary.digest(), np.uint8)
+    return np.frombuffer(molecule_digest(mol) + mol.groupname.encode(), np.uint8)
 
 
 def _kept_orbitals(path: Path, mol: Any) -> dict[str, Any]:

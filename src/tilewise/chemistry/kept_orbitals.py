@@ -7,7 +7,7 @@ import os
 import secrets
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.chemistry.checkpoint import check_manifest
-from tilewise.chemistry.identity import function_numbers
+from tilewise.chemistry.identity import molecule_digest
 from tilewise.chemistry.reference import SAME_ENERGY, Reference
 from tilewise.engines.transform.checkpoint import parse_checkpoint
 from tilewise.errors import InputError, StorageError
 from tilewise.tensors import Engine
 from tilewise.tensors.drafts import SUFFIX, draft
 
-__all__ = ["keep_orbitals", "orbital_file", "read_archive", "write_archive"]
+__all__ = ["find_orbitals", "keep_orbitals", "orbital_file", "read_archive", "write_archive"]
 
 
 DAMAGES = (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
@@ -91,8 +91,8 @@ def _publish(whole: Path, target: Path) -> bool:
     return True
 
 
-def keep_orbitals(reference: Reference, checkpoint: str | os.PathLike[str], engine: Engine) -> Reference:
-    """The reference with the orbitals that lie beside a checkpoint; if there are none, these are written.
+def find_orbitals(reference: Reference, checkpoint: str | os.PathLike[str], engine: Engine) -> Reference:
+    """The reference with the orbitals that lie beside a checkpoint, as it is if there are none yet.
 
     Parameters
     ----------
@@ -101,10 +101,10 @@ def keep_orbitals(reference: Reference, checkpoint: str | os.PathLike[str], engi
     checkpoint : str or Path
         The checkpoint.
     engine : Engine
-        Whose first rank reads and writes.
+        Whose first rank reads.
     """
 
-    def take() -> Reference:
+    def find() -> Reference:
         begun = parse_checkpoint(checkpoint)
         path, goes_on = orbital_file(begun), begun.exists()  # in this order: another job may just begin
         if path.exists():
@@ -115,10 +115,27 @@ def keep_orbitals(reference: Reference, checkpoint: str | os.PathLike[str], engi
                 f"{path} is missing. Expected the orbitals that the amplitudes in {begun.name} belong to. Put it back "
                 f"beside it, or remove {begun.name} to begin anew."
             )
-        return reference if _write(path, reference) else _read(path, reference)
+        return reference
 
-    found = engine.of_first(_arrays(engine.agree(take, once=True) or reference))
+    found = engine.of_first(_arrays(engine.agree(find, once=True) or reference))
     return replace(reference, **found)
+
+
+def keep_orbitals(reference: Reference, checkpoint: Path, engine: Engine) -> None:
+    """Write the orbitals of a run that begins beside its checkpoint, or raise if another job was faster."""
+
+    def keep() -> None:
+        path = orbital_file(checkpoint)
+        if not path.exists() and _write(path, reference):
+            return
+        kept, own = _arrays(_read(path, reference)), _arrays(reference)
+        if not all(np.array_equal(kept[name], own[name]) for name in own):
+            raise StorageError(
+                f"{path} has just been written by another job. Expected one job for each checkpoint. Wait until it has "
+                "ended, or name another with checkpoint=."
+            )
+
+    engine.agree(keep, once=True)
 
 
 def _arrays(reference: Reference) -> dict[str, Any]:
@@ -128,14 +145,10 @@ def _arrays(reference: Reference) -> dict[str, Any]:
 
 def _digest(integrals: Any) -> npt.NDArray[np.uint8]:
     """What tells a molecule, or an array of integrals, from others."""
-    summary = hashlib.blake2b(digest_size=32)
-    tables: Iterable[Any] = (integrals,)
     if hasattr(integrals, "_bas"):
-        tables = function_numbers(integrals)
-        summary.update(f"{integrals.nelectron} {integrals.spin}".encode())
-    for table in tables:
-        summary.update(np.ascontiguousarray(table).tobytes())
-    return np.frombuffer(summary.digest(), np.uint8)
+        return np.frombuffer(molecule_digest(integrals), np.uint8)
+    content = np.ascontiguousarray(integrals).data.cast("B")
+    return np.frombuffer(hashlib.blake2b(content, digest_size=32).digest(), np.uint8)
 
 
 def _write(path: Path, reference: Reference) -> bool:
@@ -144,7 +157,8 @@ def _write(path: Path, reference: Reference) -> bool:
 
 
 def _read(path: Path, reference: Reference) -> Reference:
-    remedy = f"Remove it and {path.stem}, or name another with checkpoint=."
+    both = f"it and {path.stem}" if path.with_name(path.stem).exists() else "it"
+    remedy = f"Remove {both}, or name another with checkpoint=."
     found = read_archive(path, remedy)
     own = _arrays(reference)
     same = {"origin", *(name for name, value in own.items() if value is not None)} == set(found)

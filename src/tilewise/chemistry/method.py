@@ -12,7 +12,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.chemistry.kept_orbitals import keep_orbitals
+from tilewise.chemistry.fitted_integrals import making_bytes
+from tilewise.chemistry.identity import molecule_digest
+from tilewise.chemistry.kept_orbitals import find_orbitals
 from tilewise.chemistry.orbitals import Frozen
 from tilewise.chemistry.reference import Reference, parse_reference
 from tilewise.chemistry.spaces import OrbitalSpaces, stored_elements
@@ -21,7 +23,7 @@ from tilewise.engines.base import current_engine
 from tilewise.errors import InputError
 from tilewise.factories import from_dense, zeros
 from tilewise.patterns import Pattern
-from tilewise.plans.budget import parse_memory
+from tilewise.plans.budget import budget_of, parse_memory
 from tilewise.plans.propagation import nonnegative
 from tilewise.spaces.integers import parse_integer
 from tilewise.tensors import BlockTensor, Engine
@@ -69,9 +71,23 @@ class Method(ABC):
     """What all methods do: take a mean field, say what goes on, give energies."""
 
     name: ClassVar[str] = ""
-    settings: ClassVar[tuple[str, ...]] = ("max_memory", "memory", "progress", "stdout", "verbose")
-    planned: ClassVar[tuple[str, ...]] = ("memory", "scratch")
-    """Attributes that a plan depends on."""
+    settings: ClassVar[tuple[str, ...]] = (
+        "auxbasis",
+        "cholesky_tol",
+        "frozen",
+        "integrals",
+        "max_memory",
+        "memory",
+        "progress",
+        "scratch",
+        "stdout",
+        "tile",
+        "verbose",
+    )
+    planned: ClassVar[tuple[str, ...]] = ("auxbasis", "cholesky_tol", "integrals", "memory", "scratch")
+    """Attributes that a plan depends on, and perhaps three-index vectors."""
+    reproducible: bool = False
+    """Whether bits must not depend on workers, ranks and memory."""
 
     def __init__(
         self,
@@ -92,30 +108,41 @@ class Method(ABC):
             raise InputError(f"progress={progress!r} cannot be called. Expected a function, or None. Pass print.")
         if memory is not None:
             parse_memory(memory)
-        self._given_reference = parse_reference(mf, frozen)
         self._mf = mf
         self.mol = getattr(mf, "mol", None)
+        self._tile = parse_tile(tile)
+        self._made_vectors: Vectors | None = None
+        self._vector_sizes: tuple[int, int] | None = None
+        self._take_orbitals(frozen)
         self.integrals = "df" if integrals == "exact" and getattr(mf, "with_df", None) is not None else integrals
         self.auxbasis, self.cholesky_tol = auxbasis, cholesky_tol
         self._check_integrals()
-        self._frozen, self.memory = frozen, memory
-        self.scratch = None if scratch is None else parse_scratch(scratch)
+        self.memory = memory
+        self.scratch: str | None = scratch  # type: ignore[assignment]
         self.verbose = parse_integer(
             getattr(mf, "verbose", 0) if verbose is None else verbose, "verbose=", "Pass a number from 0 to 9."
         )
         self.progress = progress
         self.stdout = getattr(self.mol, "stdout", None)
-        self._tile = parse_tile(tile)
-        self.reference: Reference
-        self.spaces: OrbitalSpaces
-        self.reference, self.spaces = self._given_reference.tiled(self._tile)
-        self._asked = self.reference
         self.e_corr: float | None = None
+
+    def _take_orbitals(self, frozen: Frozen) -> None:
+        """The orbitals of the mean field that are correlated."""
+        self._given_reference = parse_reference(self._mf, frozen)
+        self._frozen = frozen
+        self._molecule = None if self.mol is None else molecule_digest(self.mol)
+        self._cut()
+
+    def _cut(self) -> None:
+        """Put the orbitals into tiles."""
+        self._settled = self._given_reference
+        self._asked, self._asked_spaces = self._settled.tiled(self._tile)
+        self.reference: Reference = self._asked
+        self.spaces: OrbitalSpaces = self._asked_spaces
         self._plan: Any = None
-        self._made_vectors: Vectors | None = None
-        self._over_orbitals: BlockTensor | None = None
 
     def _check_integrals(self) -> None:
+        check_kind(self.integrals)
         check_companions(self.integrals, self.auxbasis, self.cholesky_tol)
         if self.integrals != "exact" and self.mol is None:
             raise InputError(
@@ -128,10 +155,21 @@ class Method(ABC):
         """Orbitals that are not correlated, as they were given."""
         return self._frozen
 
+    @frozen.setter
+    def frozen(self, frozen: Frozen) -> None:
+        self._take_orbitals(frozen)
+        self._forget()
+
     @property
     def tile(self) -> int:
         """About how many orbitals a tile holds."""
         return self._tile
+
+    @tile.setter
+    def tile(self, tile: int | None) -> None:
+        self._tile = parse_tile(tile)
+        self._cut()
+        self._forget()
 
     @property
     def nocc(self) -> int:
@@ -166,9 +204,11 @@ class Method(ABC):
         self.memory = int(number * 1e6)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "scratch" and value is not None:
+            value = parse_scratch(value)
         super().__setattr__(name, value)
         if name in self.planned:
-            self._plan = None
+            self._plan = self._made_vectors = self._vector_sizes = None
 
     def set(self: Self, **settings: Any) -> Self:
         """Set attributes, as PySCF's objects do."""
@@ -195,26 +235,52 @@ class Method(ABC):
         """Three-index vectors of fitted or decomposed integrals, made once."""
         if self._made_vectors is None:
             self._say(f"Vectors: {self.integrals}")
+            memory = engine.least(budget_of(self.memory, engine.ranks_per_node))
+            settings: dict[str, Any] = {"memory": memory, "engine": engine, "reproducible": self.reproducible}
             if self.integrals == "df":
-                self._made_vectors = fitted_vectors(self._mf, self.auxbasis, memory=self.memory, engine=engine)
+                self._made_vectors = fitted_vectors(self._mf, self.auxbasis, **settings)
             else:
                 tol = self._cholesky_limit()
-                self._made_vectors = cholesky_vectors(self.mol, tol, memory=self.memory, engine=engine)
+                self._made_vectors = cholesky_vectors(self.mol, tol, **settings)
         return self._made_vectors
+
+    def _count_vectors(self, engine: Engine) -> tuple[int, int]:
+        """How many vectors there are, and bytes that making those over orbitals takes besides them."""
+        if self._vector_sizes is None:
+            vectors = self.make_vectors(engine)
+            self._vector_sizes = vectors.count, making_bytes(vectors)
+        return self._vector_sizes
 
     def _cholesky_limit(self) -> float:
         return CHOLESKY_TOL if self.cholesky_tol is None else self.cholesky_tol
 
-    def _settle(self, engine: Engine, checkpoint: str | os.PathLike[str] | None = None) -> None:
-        """Ranks take the orbitals of the first one; a run that goes on, those it was begun with."""
+    def _forget(self) -> None:
+        """Let go of the results of an earlier run."""
+        self.e_corr = None
+
+    def _begin(self, engine: Engine, checkpoint: str | os.PathLike[str] | None = None) -> None:
+        """Check what may have changed since this method was made, and settle on orbitals.
+
+        Ranks take those of the first one; a run that goes on, those it was begun with.
+        """
+        self._check_integrals()
+        self._check_molecule()
+        self._forget()
         if engine.ranks == 1 and checkpoint is None:
             return
-        reference = self._given_reference.of_first(engine)
-        self._asked, self.spaces = reference.tiled(self._tile)
-        if checkpoint is not None:
-            reference = keep_orbitals(reference, checkpoint, engine)
-        self.reference, self.spaces = reference.tiled(self._tile)
-        self._plan = self._over_orbitals = None
+        first = self._given_reference.of_first(engine)
+        self._asked, self._asked_spaces = first.tiled(self._tile)
+        self._settled = first if checkpoint is None else find_orbitals(first, checkpoint, engine)
+        self.reference, self.spaces = self._settled.tiled(self._tile)
+        self._plan = None
+
+    def _check_molecule(self) -> None:
+        """Raise if the molecule is not the one that the orbitals belong to."""
+        if self.mol is not None and molecule_digest(self.mol) != self._molecule:
+            raise InputError(
+                f"The molecule has changed since this {self.name} was made of its mean field. Expected the atoms and "
+                f"functions that its orbitals belong to. Solve the mean field again, and make a new {self.name} of it."
+            )
 
     def _levels(self, modes: int) -> list[Floats]:
         """The orbital energies of each mode of amplitudes; virtual ones count negative."""

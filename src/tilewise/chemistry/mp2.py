@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.chemistry.fitted_integrals import AT_ONCE, making_bytes
-from tilewise.chemistry.four_index import Transform, budget_of
+from tilewise.chemistry.fitted_integrals import AT_ONCE
+from tilewise.chemistry.four_index import Transform
 from tilewise.chemistry.method import Method
 from tilewise.chemistry.orbitals import Frozen
 from tilewise.chemistry.spaces import plain_space
@@ -26,6 +26,7 @@ from tilewise.errors import InputError, MemoryBudgetError
 from tilewise.iteration import bytes_on_rank
 from tilewise.patterns import Pattern, transposed
 from tilewise.plans import Plan, Program
+from tilewise.plans.budget import budget_of
 from tilewise.plans.explain import bytes_text
 from tilewise.plans.transform import TransformPlan
 from tilewise.spaces import Space
@@ -162,6 +163,8 @@ class MP2(Method):
     """
 
     name: ClassVar[str] = "MP2"
+    settings: ClassVar[tuple[str, ...]] = (*Method.settings, "tol")
+    planned: ClassVar[tuple[str, ...]] = (*Method.planned, "tol")
 
     def __init__(
         self,
@@ -192,12 +195,8 @@ class MP2(Method):
         )
         self.tol = tol
         self.t2: BlockTensor | None = None
-        self._counted: tuple[int, int] | None = None
-        if tol is not None and self.integrals != "exact":
-            raise InputError(
-                f"tol={tol!r} was given with integrals={self.integrals!r}. Expected it with exact ones, whose blocks "
-                "can be left out before they are made. Leave tol= away."
-            )
+        self._planned_by: Engine | None = None
+        self._check_integrals()
 
     def plan(self) -> TransformPlan | Plan | Program:
         """What making the integrals (ia|jb) will do; of integrals only a sample is computed for it.
@@ -210,17 +209,14 @@ class MP2(Method):
         engine = current_engine()
         if self.integrals == "exact":
             return self._transform(engine).plan()
-        if self._plan is None:
-            self._plan = self._plan_fitted(engine)
-        made: Plan | Program = self._plan
+        made: Plan | Program = self._plan_for(engine, self._plan_fitted)
         return made
 
     def kernel(self) -> tuple[float, BlockTensor]:
         """Compute the correlation energy and the amplitudes; ranks take the orbitals of the first one."""
         engine = current_engine()
-        self._settle(engine)
+        self._begin(engine)
         self.reference.check_canonical(self.name, singles=False)
-        self.t2 = None
         repulsion = self._repulsion(engine)
         self._say("Amplitudes and energy")
         energies = np.diag(self.reference.fock)
@@ -232,6 +228,19 @@ class MP2(Method):
         self.t2 = doubles.tensor(found[1])
         self._say(f"E(MP2) = {self.e_tot:.12f}  E_corr = {self.e_corr:.12f}", level=3)
         return self.e_corr, self.t2
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.t2 = None
+
+    def _check_integrals(self) -> None:
+        super()._check_integrals()
+        tol = getattr(self, "tol", None)  # it is set after the others
+        if tol is not None and self.integrals != "exact":
+            raise InputError(
+                f"tol={tol!r} was given with integrals={self.integrals!r}. Expected it with exact ones, whose blocks "
+                "can be left out before they are made. Leave tol= away."
+            )
 
     def _blocks_at_once(self, repulsion: BlockTensor, engine: Engine) -> int:
         """Blocks that there is room for beside the integrals, for each worker one at the most."""
@@ -254,10 +263,14 @@ class MP2(Method):
         return execute(made, vectors, vectors)
 
     def _transform(self, engine: Engine) -> Transform:
-        if self._plan is None or self._plan.engine is not engine:
-            self._plan = self._fitting_transform(engine)
-        made: Transform = self._plan
+        made: Transform = self._plan_for(engine, self._fitting_transform)
         return made
+
+    def _plan_for(self, engine: Engine, make: Callable[[Engine], Any]) -> Any:
+        """The plan for an engine, made anew if it was another's."""
+        if self._plan is None or self._planned_by is not engine:
+            self._plan, self._planned_by = make(engine), engine
+        return self._plan
 
     def _fitting_transform(self, engine: Engine) -> Transform:
         """A transform that leaves room for a block of amplitudes beside what it leaves."""
@@ -304,8 +317,8 @@ class MP2(Method):
 
     def _plan_fitted(self, engine: Engine) -> Plan | Program:
         """The product of vectors, within what vectors or a block of amplitudes leave of the budget."""
-        budget = engine.of_first(budget_of(self.memory, engine.ranks_per_node))
-        count, making = self._vector_sizes(engine)
+        budget = engine.least(budget_of(self.memory, engine.ranks_per_node))
+        count, making = self._count_vectors(engine)
         pair = plain_space(self.spaces.occ), plain_space(self.spaces.vir)
         pattern = Pattern.dense((Space.uniform(count, TILE, "aux"), *pair))
         over_orbitals = bytes_on_rank(pattern, engine)
@@ -318,13 +331,6 @@ class MP2(Method):
         if least > budget:
             raise _too_small(budget, least)
         return made
-
-    def _vector_sizes(self, engine: Engine) -> tuple[int, int]:
-        """How many vectors there are, and bytes that making those over orbitals takes besides them."""
-        if self._counted is None:
-            vectors = self.make_vectors(engine)
-            self._counted = vectors.count, making_bytes(vectors)
-        return self._counted
 
     def _vectors(self, engine: Engine) -> BlockTensor:
         """B(Q, ia) of the orbitals that are correlated; vectors over functions are not needed any more then."""

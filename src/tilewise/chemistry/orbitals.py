@@ -15,6 +15,9 @@ __all__ = ["check_mean_field", "named_orbitals", "parse_frozen"]
 
 _Floats = npt.NDArray[np.float64]
 
+SAME_INTEGRALS = 1e-7
+"""Integrals of one molecule differ by less, in hartree."""
+
 Frozen = int | Sequence[int] | npt.NDArray[np.integer[Any]] | None
 
 
@@ -94,9 +97,28 @@ def _check_solved(mf: Any) -> None:
             f"own; the molecule has {mf.mol.nao} functions. Expected real orbitals over the molecule's "
             "functions. Make the mean field with pyscf.scf.RHF(mol)."
         )
+    if _has_own_integrals(mf):
+        raise InputError(
+            f"{name} has integrals of its own in mf._eri, not those of its molecule. Expected the molecule's. If the "
+            "molecule has changed, call mf.reset().run(); if they are meant, write them with "
+            "pyscf.tools.fcidump.from_scf(mf, 'FCIDUMP') and use the command `tilewise energy FCIDUMP`."
+        )
     if not mf.converged:
         raise InputError(
             f"{name} is not converged: its energy is {mf.e_tot:.8f} after at most {mf.max_cycle} cycles. "
             "Expected a converged mean field. Raise mf.max_cycle, or use mf = mf.newton(), and call mf.run() "
             "again."
         )
+
+
+def _has_own_integrals(mf: Any) -> bool:
+    """Whether somebody has put other integrals into a mean field than those of its molecule; a row of them is read."""
+    stored = getattr(mf, "_eri", None)
+    if stored is None:
+        return False
+    lower = np.tril_indices(mf.mol.nao)
+    row = mf.mol.intor("int2e", shls_slice=(0, 1, 0, 1, 0, mf.mol.nbas, 0, mf.mol.nbas))[0, 0][lower]
+    array, pairs = np.asarray(stored), np.arange(len(row))
+    first = array[pairs * (pairs + 1) // 2] if array.ndim == 1 else array[0]  # packed in pairs of pairs, or in pairs
+    found = first[0][lower] if array.ndim == 4 else first
+    return not np.allclose(found, row, rtol=0, atol=SAME_INTEGRALS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,14 +70,19 @@ class Reference:
         """
         given = (self.occupied, self.virtual, self.fock, self.irreps, self.e_tot, self.active)
         found = engine.of_first(given)
-        shapes = [[part.shape for part in each[:2]] for each in (given, found)]
-        if shapes[0] != shapes[1] or abs(self.e_tot - found[4]) > SAME_ENERGY:
+        first = Reference(self.integrals, *found)
+        engine.agree(partial(self._check_alike, first))
+        return first
+
+    def _check_alike(self, first: Reference) -> None:
+        """Raise if the first rank has another mean field."""
+        shapes = [[part.shape for part in (each.occupied, each.virtual)] for each in (self, first)]
+        if shapes[0] != shapes[1] or abs(self.e_tot - first.e_tot) > SAME_ENERGY:
             raise InputError(
-                f"The mean field of this rank has the energy {self.e_tot:.8f} and {self.nocc} + {self.nvir} orbitals. "
-                f"Expected the same on every rank; the first one has {found[4]:.8f} and {shapes[1][0][1]} + "
-                f"{shapes[1][1][1]}. Converge it tighter, or solve it on one rank and give it to the others."
+                f"The mean field of a rank has the energy {self.e_tot:.8f} and {self.nocc} + {self.nvir} orbitals. "
+                f"Expected the same on every rank; the first one has {first.e_tot:.8f} and {first.nocc} + "
+                f"{first.nvir}. Converge it tighter, or solve it on one rank and give it to the others."
             )
-        return Reference(self.integrals, *found)
 
     def tiled(self, tile: int) -> tuple[Reference, OrbitalSpaces]:
         """The orbitals in the order of tiles, and the tiles."""

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.chemistry.four_index import budget_of
 from tilewise.contract import find_engine
 from tilewise.engines.triples import (
     Holding,
@@ -36,6 +35,7 @@ from tilewise.engines.triples import (
 )
 from tilewise.errors import InputError, MemoryBudgetError, NonFiniteError
 from tilewise.patterns import Pattern
+from tilewise.plans.budget import budget_of
 from tilewise.plans.explain import Report, Table, bytes_text, count_text, plural_text, to_text
 from tilewise.spaces.integers import parse_count
 from tilewise.tensors import BlockTensor, Engine
@@ -168,7 +168,7 @@ def triples_energy(
     """
     _check(given)
     runner = find_engine(engine)
-    budget = runner.of_first(budget_of(memory, runner.ranks_per_node))
+    budget = runner.least(budget_of(memory, runner.ranks_per_node))
     plan = plan_within(given, budget, runner.workers, runner.ranks)
     levels = runner.of_first((given.occupied_energies, given.virtual_energies))
     occupied, virtual = (np.array(each, np.float64) for each in levels)

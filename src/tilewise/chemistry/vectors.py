@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg.blas import dtrsm
 from scipy.linalg.lapack import dpstrf
+from threadpoolctl import threadpool_limits
 
 from tilewise.chemistry.integrals import FittedVectors, fit_molecule, pyscf_module
 from tilewise.contract import find_engine
@@ -43,6 +45,15 @@ SPAN = 1e-2
 
 COLUMNS = 256
 """About how many columns are decomposed at once, if there is memory for them."""
+
+FIXED_COLUMNS = 64
+"""How many are with `reproducible`, whatever memory there is."""
+
+NO_MEMORY = -(1 << 50)
+"""Bytes with which PySCF makes fitted vectors shell by shell, and in a file.
+
+Its blocks depend on what a process has left of its memory, and bits on blocks; only the smallest are always the same.
+"""
 
 TABLES = 12
 """Arrays of the length of a vector that are held besides."""
@@ -77,6 +88,8 @@ class Vectors:
     """Whose ranks share them."""
     held_bytes: int = 0
     """Bytes in memory that are free when these are gone; of the first rank."""
+    reproducible: bool = False
+    """Whether what is made of them has the same bits for any number of threads."""
 
     def bring(self, at_once: int) -> Iterator[Floats]:
         """All vectors, at most so many at a time, as arrays (vectors, pairs); every rank has to ask for them.
@@ -111,12 +124,23 @@ class Slabs:
                 yield array[begin : begin + at_once]
 
 
+@contextmanager
+def one_thread(wanted: bool) -> Iterator[None]:
+    """Have libraries compute on the calling thread alone, if that is wanted: bits depend on how threads part work."""
+    if not wanted:
+        yield
+        return
+    with pyscf_module().lib.with_omp_threads(1), threadpool_limits(1, "blas"):
+        yield
+
+
 def fitted_vectors(
     mol_or_mf: Any,
     auxbasis: str | None = None,
     *,
     memory: int | str | None = None,
     engine: str | Engine | None = None,
+    reproducible: bool = False,
 ) -> Vectors:
     """Vectors of density-fitted integrals.
 
@@ -133,6 +157,9 @@ def fitted_vectors(
         Vectors that are made here and do not fit in it are in a temporary file.
     engine : str or Engine, optional
         Whose ranks share the vectors; the engine in use by default.
+    reproducible : bool
+        The same bits for any number of threads and any memory: one thread makes the vectors, and they are in a
+        temporary file. Those that a mean field has already are taken as they are.
 
     Examples
     --------
@@ -150,20 +177,41 @@ def fitted_vectors(
             f"auxbasis={auxbasis!r} was given with {type(mol_or_mf).__name__}, which fits the density. Expected it "
             "with a molecule: a mean field has its own. Leave it away, or pass mf.mol."
         )
-    mol = _parse_molecule(mol_or_mf)
+    mol, budget = _parse_molecule(mol_or_mf), parse_memory(memory)
+    if reproducible:
+        budget = NO_MEMORY
 
-    def make() -> FittedVectors:
-        if fitting is not None:
-            return FittedVectors.of(mol_or_mf)
-        return fit_molecule(mol, auxbasis, parse_memory(memory))
+    def make() -> tuple[FittedVectors, int]:
+        with one_thread(reproducible):
+            if fitting is None:
+                made = fit_molecule(mol, auxbasis, budget)
+            elif getattr(fitting, "_cderi", None) is None and hasattr(fitting, "get_naoaux"):
+                made = _fit_copy(fitting, budget)
+            else:
+                return FittedVectors.of(mol_or_mf), 0
+        return made, made.held_bytes
 
-    source = found.agree(make, once=True)
-    count, held = found.of_first((0, 0) if source is None else (source.count, source.held_bytes))
-    return Vectors(count, int(mol.nao), None, source, found, 0 if fitting is not None else held)
+    source, held = found.agree(make, once=True) or (None, 0)
+    count, held = found.of_first((0 if source is None else source.count, held))
+    return Vectors(count, int(mol.nao), None, source, found, held, reproducible)
+
+
+def _fit_copy(fitting: Any, memory: int) -> FittedVectors:
+    """Vectors that a density fitting does not have yet, by a copy of it: the user's own would keep them."""
+    own = fitting.copy().reset()
+    own._cderi_to_save = type(own)(own.mol)._cderi_to_save  # a file of the user's is not written
+    own.max_memory = memory * 1e-6 + pyscf_module().lib.current_memory()[0]  # PySCF's limits are those of a process
+    own.build()
+    return FittedVectors(own, int(own.get_naoaux()))
 
 
 def cholesky_vectors(
-    mol: Any, tol: float = 1e-8, *, memory: int | str | None = None, engine: str | Engine | None = None
+    mol: Any,
+    tol: float = 1e-8,
+    *,
+    memory: int | str | None = None,
+    engine: str | Engine | None = None,
+    reproducible: bool = False,
 ) -> Vectors:
     """Vectors of the integrals by an incomplete Cholesky decomposition.
 
@@ -182,6 +230,9 @@ def cholesky_vectors(
         Most bytes of the vectors and of what their making takes, see `tilewise.einsum`.
     engine : str or Engine, optional
         Whose ranks share the vectors; the engine in use by default.
+    reproducible : bool
+        The same bits for any number of threads and any memory: one thread decomposes, and as many columns at a time
+        however much memory there is.
 
     Examples
     --------
@@ -196,15 +247,16 @@ def cholesky_vectors(
     molecule, budget = _parse_molecule(mol), parse_memory(memory)
 
     def make() -> tuple[Slabs, float]:
-        decomposition = Decomposition(molecule, most, budget, found.workers)
-        return decomposition.run(), decomposition.largest
+        decomposition = Decomposition(molecule, most, budget, found.workers, reproducible=reproducible)
+        with one_thread(reproducible):
+            return decomposition.run(), decomposition.largest
 
     made = found.agree(make, once=True)
     source, error = (None, 0.0) if made is None else made
     count = 0 if source is None else sum(map(len, source.arrays))
     count, error = found.of_first((count, error))
     size = int(molecule.nao)
-    return Vectors(count, size, error, source, found, WORD * count * (size * (size + 1) // 2))
+    return Vectors(count, size, error, source, found, WORD * count * (size * (size + 1) // 2), reproducible)
 
 
 def parse_tol(tol: Any) -> float:
@@ -309,10 +361,12 @@ class Decomposition:
         Bytes that may be held.
     workers : int
         How many threads compute integrals.
+    reproducible : bool
+        Whether as many columns are decomposed at once whatever the budget is.
     """
 
-    def __init__(self, mol: Any, tol: float, budget: int, workers: int) -> None:
-        self.tol, self.budget, self.workers = tol, budget, workers
+    def __init__(self, mol: Any, tol: float, budget: int, workers: int, *, reproducible: bool = False) -> None:
+        self.tol, self.budget, self.workers, self.reproducible = tol, budget, workers, reproducible
         self.pairs = ShellPairs.of(mol)
         self.rest = self.pairs.diagonal()
         self.made: list[Floats] = []
@@ -339,8 +393,9 @@ class Decomposition:
         one = WORD * len(self.pairs.pair)
         fixed = one * (self.count + 2 * (int(self.pairs.column.max()) + 1) + TABLES)
         room = (self.budget - fixed) // (2 * one)
-        if room < 1:
-            least = fixed + 2 * one
+        few = min(FIXED_COLUMNS, len(self.pairs.pair)) if self.reproducible else 1
+        if room < few:
+            least = fixed + 2 * one * few
             raise MemoryBudgetError(
                 f"Cholesky vectors need more than the budget of {self.budget} bytes ({bytes_text(self.budget)}): "
                 f"{self.count} of {one} bytes are found, and with what finding another takes they are {least} bytes "
@@ -348,7 +403,7 @@ class Decomposition:
                 f"all vectors until it is {self.tol}. Give more memory=, or a larger tol=.",
                 self.budget,
             )
-        return min(room, COLUMNS)
+        return few if self.reproducible else min(room, COLUMNS)
 
     def _qualified(self, floor: float) -> Ints:
         """Pairs of functions whose diagonal is above a floor, of the pairs of shells with the largest ones."""
@@ -446,7 +501,8 @@ def to_orbitals(
         slices = map(found.of_first, slices)
     pattern = Pattern.dense((aux, *modes), symmetry=symmetry)
     arena = found.allocate(pattern, np.float64, zero=False)
-    _fill(arena, pattern, slices, matrices)
+    with one_thread(vectors.reproducible):
+        _fill(arena, pattern, slices, matrices)
     tensor = BlockTensor(pattern, arena, found)
     tensor.replace_norms(arena.norms())
     return tensor

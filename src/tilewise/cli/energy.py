@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,9 @@ KEYWORDS = (
     "force",
 )
 """Flags that methods take as keywords of the same name; None if they were not given."""
+
+INTEGER = re.compile(r"-?\d{1,18}")
+"""What is read as a number; a longer one is no orbital, and Python would refuse to read it."""
 
 EXITS = """
 exit codes:
@@ -170,7 +174,7 @@ def _parse_frozen(text: str | None) -> int | list[int] | str | None:
     if text is None:
         return None
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word.lstrip("-").isdecimal() for word in words):
+    if not words or not all(map(INTEGER.fullmatch, words)):
         return text.strip().lower()
     return [int(word) for word in words] if "," in text else int(words[0])
 
@@ -196,7 +200,8 @@ def _check_files(args: argparse.Namespace) -> None:
                 f"--{option} was given with --plan, which computes nothing to write there. One of them is expected. "
                 f"Leave --{option} out, and redirect the output."
             )
-    check_apart({"INPUT": args.input, "--checkpoint": args.checkpoint, "--json": args.json})
+    files = {"INPUT": args.input, "--checkpoint": args.checkpoint, "--json": args.json, "--report": args.report}
+    check_apart(files)
     check_file(args.json, "--json")
     check_report(args.report, "--report")
 

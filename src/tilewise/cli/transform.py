@@ -12,7 +12,7 @@ import numpy as np
 import tilewise as tw
 from tilewise.cli.running import engine_of, say, say_nothing
 from tilewise.plans.budget import parse_memory
-from tilewise.reports.outputs import check_file
+from tilewise.reports.outputs import check_apart, check_file
 from tilewise.tensors.drafts import parse_scratch
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def _check_transform(args: argparse.Namespace) -> None:
     from tilewise.chemistry.chkfile import SavedMeanField
     from tilewise.chemistry.orbitals import named_orbitals
 
+    check_apart({"the molecule": args.molecule, "--checkpoint": args.checkpoint, "--out": args.out})
     check_file(args.out, "--out")
     if args.memory is not None:
         parse_memory(args.memory)

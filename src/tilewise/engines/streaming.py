@@ -214,6 +214,10 @@ class Runner(Engine, Protocol):
         """There is no other."""
         return value
 
+    def least(self, value: int) -> int:
+        """There is no other."""
+        return value
+
     @property
     def replicates(self) -> bool:
         """One process has everything."""

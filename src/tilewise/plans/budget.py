@@ -45,6 +45,11 @@ def is_asked(memory: Any) -> bool:
     return memory is not None or bool(os.environ.get(VARIABLE, "").strip())
 
 
+def budget_of(memory: Any, ranks_per_node: int) -> int:
+    """Bytes that a rank may hold; what is free on a node is divided among its ranks."""
+    return parse_memory(memory) if is_asked(memory) else parse_memory(None) // ranks_per_node
+
+
 def _parse(memory: Any, what: str) -> int:
     size = -1
     if isinstance(memory, (int, np.integer)) and not isinstance(memory, bool):

@@ -381,9 +381,10 @@ def to_html(report: Report) -> str:
 
 def _html_table(table: Table) -> str:
     def line(cells: tuple[str, ...], tag: str) -> str:
-        first = cells[0]
-        indent = "padding-left:2em;" if first.startswith("  ") else ""
-        html = f'<{tag} style="text-align:left;{indent}">{escape(first.strip())}</{tag}>'
+        name = cells[0].lstrip()
+        depth = len(cells[0]) - len(name)
+        indent = f"padding-left:{depth}em;" if depth else ""
+        html = f'<{tag} style="text-align:left;{indent}">{escape(name)}</{tag}>'
         side = "right" if table.figures else "left"
         return html + "".join(f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>' for cell in cells[1:])
 

@@ -25,13 +25,25 @@ from tilewise.reports.plots import (
     plot_terms,
     report_style,
     save_plot,
-    term_seconds,
 )
+from tilewise.tensors.drafts import draft
 
 if TYPE_CHECKING:
     from tilewise.reports.plots import Figure
 
-__all__ = ["EnergyPage", "Picture", "versions", "write_energy_page"]
+__all__ = ["PAGE", "PICTURES", "EnergyPage", "Picture", "is_energy_page", "versions", "write_energy_page"]
+
+PAGE = "index.html"
+"""The name of the page in its folder."""
+
+PICTURES = (".png", ".svg")
+"""How the names of the pictures beside it end."""
+
+MARK = '<meta name="generator" content="tilewise">'
+"""What tells the pages that are written here from others; it stands among their first bytes."""
+
+MARK_BYTES = 1024
+"""Where the mark has to be found."""
 
 LONGEST = 10
 """How many terms the table of the longest ones has."""
@@ -168,20 +180,27 @@ def write_energy_page(folder: str | os.PathLike[str], page: EnergyPage) -> Path:
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        text = _html(page, place)
-        (place / "index.html").write_text(text, encoding="utf-8")
+        text = _html(page, place).encode()
+        with draft(place / PAGE) as handle, os.fdopen(os.dup(handle), "wb") as stream:
+            stream.write(text)
     except OSError as error:
         raise StorageError(
             f"The report cannot be written to {place}: {error.strerror or error}. Expected a folder with room. Name "
             "another."
         ) from error
-    return place / "index.html"
+    return place / PAGE
+
+
+def is_energy_page(file: Path) -> bool:
+    """Whether `write_energy_page` has written a file."""
+    with open(file, "rb") as stream:
+        return MARK.encode() in stream.read(MARK_BYTES)
 
 
 def _html(page: EnergyPage, folder: Path) -> str:
     body = "".join(part for part in _sections(page, folder) if part)
     head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta charset="utf-8">{MARK}<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(page.title)}</title><style>{STYLE}</style>"
     )
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body><main>{body}</main></body></html>\n'
@@ -239,10 +258,10 @@ def _command(command: str) -> str:
 
 def _longest(steps: Sequence[PlannedStep]) -> str:
     """The terms that take longest."""
-    whole = sum(map(term_seconds, steps)) or 1.0
+    whole = sum(step.expected_seconds for step in steps) or 1.0
     rows = []
-    for step in sorted(steps, key=term_seconds, reverse=True)[:LONGEST]:
-        seconds = term_seconds(step)
+    for step in sorted(steps, key=lambda each: -each.expected_seconds)[:LONGEST]:
+        seconds = step.expected_seconds
         rate = rate_text(step.flops, seconds) if step.flops else ""
         share = f"{100 * seconds / whole:.0f} %"
         rows.append(
@@ -258,6 +277,8 @@ def _figures(folder: Path, pictures: Sequence[Picture]) -> str:
 
 def _figure(folder: Path, picture: Picture) -> str:
     """Draw a picture, write its files, and put it into the page."""
+    for ending in PICTURES:  # a link must not lead to what somebody keeps elsewhere
+        (folder / f"{picture.name}{ending}").unlink(missing_ok=True)
     with report_style():
         drawn = picture.draw()
         pixels, drawing = save_plot(drawn.axes[0], folder / picture.name)

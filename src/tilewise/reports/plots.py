@@ -258,11 +258,11 @@ def plot_terms(steps: Sequence[PlannedStep], ax: Axes | None = None) -> Axes:
         Where it was drawn: a bar for each term, in seconds since the iteration began.
     """
     axes = _new_axes() if ax is None else ax
-    ends = np.cumsum([term_seconds(step) for step in steps])
+    ends = np.cumsum([step.expected_seconds for step in steps])
     colours = group_colours(steps)
     for row, (group, colour) in enumerate(colours.items()):
         own = [number for number, step in enumerate(steps) if step.statement.group == group]
-        bars = [(float(ends[n]) - term_seconds(steps[n]), term_seconds(steps[n])) for n in own]
+        bars = [(float(ends[n]) - steps[n].expected_seconds, steps[n].expected_seconds) for n in own]
         axes.broken_barh(bars, (row - 0.38, 0.76), facecolor=colour, edgecolor="white", linewidth=0.4)
         for number, (begin, seconds) in zip(own, bars, strict=True):
             name = steps[number].statement.target.name
@@ -298,7 +298,7 @@ def plot_memory(
         Where it was drawn: bytes against seconds since the iteration began.
     """
     axes = _new_axes() if ax is None else ax
-    times = np.append(0.0, np.cumsum([term_seconds(step) for step in steps]))
+    times = np.append(0.0, np.cumsum([step.expected_seconds for step in steps]))
     layers = {name: [size] * len(steps) for name, size in (others or {}).items()}
     layers |= {"tensors": [step.held_bytes for step in steps], "buffers": [step.added_bytes for step in steps]}
     below = np.zeros(len(steps))
@@ -344,18 +344,13 @@ def plot_groups(steps: Sequence[PlannedStep], axes: Sequence[Axes]) -> None:
 def _total(steps: Sequence[PlannedStep], group: str) -> tuple[float, float]:
     """Flops and seconds of a group."""
     own = [step for step in steps if step.statement.group == group]
-    return float(sum(step.flops for step in own)), sum(map(term_seconds, own))
+    return float(sum(step.flops for step in own)), sum(step.expected_seconds for step in own)
 
 
 def _amount(flops: float, seconds: float, number: int) -> str:
     if number == 0:
         return f"{count_text(flops)}F" if flops else "0"
     return f"{seconds_text(seconds)}, {rate_text(flops, seconds)}" if flops else seconds_text(seconds)
-
-
-def term_seconds(step: PlannedStep) -> float:
-    """Median of what a term took; what its plan projects before the first run."""
-    return float(np.median(step.seconds)) if step.seconds else step.expected_seconds
 
 
 def group_colours(steps: Sequence[PlannedStep]) -> dict[str, str]:

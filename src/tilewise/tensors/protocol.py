@@ -60,6 +60,9 @@ class Engine(Protocol):
     def of_first(self, value: Result) -> Result:
         """What the first process has, on every process: what each worked out for itself may differ."""
 
+    def least(self, value: int) -> int:
+        """The least of what the processes have, on every process."""
+
     def abandon(self, error: BaseException, message: str = "") -> None:
         """Told that this process gives up, so that no other waits for it; the message is for people."""
 

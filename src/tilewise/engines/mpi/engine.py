@@ -120,6 +120,10 @@ class MpiEngine(Hosted):
         """What the first rank has, on every rank."""
         return self.world.of_first(value)
 
+    def least(self, value: int) -> int:
+        """The least of what the ranks have, on every rank."""
+        return self.world.least(value)
+
     def abandon(self, error: BaseException, message: str = "") -> None:
         """End all ranks because this one leaves: alone, it would have the others wait for it."""
         if self.world.size > 1:
