@@ -14,11 +14,12 @@ from chemistry.cc_cases import (
     run_within,
     tensor_bytes,
 )
-from tilewise.chemistry import CCD, CCSD, DRCCD
+from tilewise.chemistry import CCD, CCSD, DRCCD, MP2
 from tilewise.chemistry.diis import Footprint
 from tilewise.chemistry.four_index import Transform
 from tilewise.chemistry.hamiltonian import Hamiltonian
 from tilewise.chemistry.method_plan import reserved_bytes
+from tilewise.engines.base import current_engine
 from tilewise.errors import MemoryBudgetError
 from tilewise.patterns import Pattern
 
@@ -171,3 +172,15 @@ def test_reproducible_bits(water: Any) -> None:
             method = CCSD(water, tile=4, reproducible=True, memory=memory, max_cycle=4).run()
             results.add((method.e_corr, *(array.tobytes() for array in method.to_pyscf())))
     assert len(results) == 1
+
+
+@pytest.mark.parametrize("kind", [CCSD, MP2])
+def test_the_least_memory_with_fitted_integrals_is_enough(kind: Any) -> None:
+    """Vectors that a larger budget could hold are in a file if that leaves too little for the rest."""
+    mf = mean_field_of("ethene", "cc-pvdz")
+    least = least_memory(kind, mf, tile=8, integrals="df")
+    method = kind(mf, tile=8, integrals="df", memory=least, verbose=0)
+    assert method.plan() is not None
+    if kind is MP2:
+        assert method.make_vectors(current_engine()).held_bytes == 0
+        assert kind(mf, tile=8, integrals="df", memory=2 * least).make_vectors(current_engine()).held_bytes > 0

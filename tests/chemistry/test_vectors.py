@@ -215,6 +215,11 @@ def test_rejects_tolerance(water: Any, tol: Any) -> None:
         cholesky_vectors(water.mol, tol)
 
 
+def test_rejects_a_tolerance_that_leaves_nothing(water: Any) -> None:
+    with pytest.raises(InputError, match=r"tol=10\.0 leaves no Cholesky vectors: no integral is larger than \d\.\d+"):
+        cholesky_vectors(water.mol, 10.0)
+
+
 @pytest.mark.parametrize("make", [cholesky_vectors, fitted_vectors])
 @pytest.mark.parametrize("what", [3, None, gto.Mole()], ids=["number", "nothing", "no functions"])
 def test_rejects_what_is_no_molecule(make: Any, what: Any) -> None:

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -174,13 +175,17 @@ class CoupledCluster(Method):
 
     def _plan_within(self, memory: int | str | None, engine: Engine) -> MethodPlan:
         """The plan with a budget; ranks agree on one, since nodes may differ in what is free."""
+        budget = engine.least(budget_of(memory, engine.ranks_per_node))
+        return self._with_vectors(partial(self._plan_with, budget), engine)
+
+    def _plan_with(self, budget: int, engine: Engine) -> MethodPlan:
         return plan_method(
             self.name,
             self.statements(),
             self._hamiltonian(engine),
             self.amplitude_names,
             self.energy_names,
-            engine.least(budget_of(memory, engine.ranks_per_node)),
+            budget,
             diis_space=self.diis_space if self.diis else 0,
             scratch=self.scratch,
             engine=engine,

@@ -488,4 +488,4 @@ def _check_integrals(options: Mapping[str, Any]) -> None:
     check_kind(kind)
     check_companions(kind, options.get("auxbasis"), options.get("cholesky_tol"))
     if "cholesky_tol" in options:
-        parse_tol(options["cholesky_tol"])
+        parse_tol(options["cholesky_tol"], "cholesky_tol")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from tilewise.chemistry.geometry import Geometry
 from tilewise.errors import InputError, MissingPackageError
@@ -331,14 +333,25 @@ def function_integrals(functions: AtomicOrbitals) -> BlockTensor:
     return from_function(make, (Space(functions.space.sizes, "ao"),) * 4)
 
 
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Have libraries compute on the calling thread alone, if that is wanted: bits depend on how threads part work."""
+    if not wanted:
+        yield
+        return
+    with _pyscf().lib.with_omp_threads(1), threadpool_limits(1, "blas"):
+        yield
+
+
 def fock_matrix(mf: Any) -> npt.NDArray[np.float64]:
     """The Fock matrix over the orbitals of a mean field, frozen ones included."""
     if hasattr(mf, "fock"):
         return np.asarray(mf.fock, np.float64)
-    density = 2.0 * np.asarray(mf.mo_coeff)[:, np.asarray(mf.mo_occ) > 0]
-    density = density @ np.asarray(mf.mo_coeff)[:, np.asarray(mf.mo_occ) > 0].T
-    with _pyscf().lib.with_omp_threads(1):  # several threads add up in no fixed order
+    coefficients = np.asarray(mf.mo_coeff)
+    occupied = coefficients[:, np.asarray(mf.mo_occ) > 0]
+    with one_thread():  # several add up in no fixed order
+        density = 2.0 * occupied @ occupied.T
         # What PySCF's own methods take: an embedding, such as a solvent, is part of it; shifts of levels are not.
         fock = mf.get_fock(vhf=mf.get_veff(mf.mol, density), dm=density)
-    orbitals: npt.NDArray[np.float64] = np.asarray(mf.mo_coeff).T @ np.asarray(fock) @ np.asarray(mf.mo_coeff)
+        orbitals: npt.NDArray[np.float64] = coefficients.T @ np.asarray(fock) @ coefficients
     return orbitals

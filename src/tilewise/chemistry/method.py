@@ -18,9 +18,9 @@ from tilewise.chemistry.kept_orbitals import find_orbitals
 from tilewise.chemistry.orbitals import Frozen
 from tilewise.chemistry.reference import Reference, parse_reference
 from tilewise.chemistry.spaces import OrbitalSpaces, stored_elements
-from tilewise.chemistry.vectors import Vectors, cholesky_vectors, fitted_vectors
+from tilewise.chemistry.vectors import Vectors, cholesky_vectors, fitted_vectors, parse_tol
 from tilewise.engines.base import current_engine
-from tilewise.errors import InputError
+from tilewise.errors import InputError, MemoryBudgetError
 from tilewise.factories import from_dense, zeros
 from tilewise.patterns import Pattern
 from tilewise.plans.budget import budget_of, parse_memory
@@ -33,6 +33,7 @@ __all__ = ["Method"]
 
 Floats = npt.NDArray[np.float64]
 Self = TypeVar("Self", bound="Method")
+Planned = TypeVar("Planned")
 
 TILE = 32
 """About how many orbitals a tile holds: large products, and few orbitals that belong to no full tile."""
@@ -144,6 +145,8 @@ class Method(ABC):
     def _check_integrals(self) -> None:
         check_kind(self.integrals)
         check_companions(self.integrals, self.auxbasis, self.cholesky_tol)
+        if self.cholesky_tol is not None:
+            parse_tol(self.cholesky_tol, "cholesky_tol")
         if self.integrals != "exact" and self.mol is None:
             raise InputError(
                 f"integrals={self.integrals!r} was given with a reference that has no molecule. Expected 'exact': its "
@@ -234,15 +237,27 @@ class Method(ABC):
     def make_vectors(self, engine: Engine) -> Vectors:
         """Three-index vectors of fitted or decomposed integrals, made once."""
         if self._made_vectors is None:
-            self._say(f"Vectors: {self.integrals}")
             memory = engine.least(budget_of(self.memory, engine.ranks_per_node))
-            settings: dict[str, Any] = {"memory": memory, "engine": engine, "reproducible": self.reproducible}
-            if self.integrals == "df":
-                self._made_vectors = fitted_vectors(self._mf, self.auxbasis, **settings)
-            else:
-                tol = self._cholesky_limit()
-                self._made_vectors = cholesky_vectors(self.mol, tol, **settings)
+            self._made_vectors = self._new_vectors(memory, engine)
         return self._made_vectors
+
+    def _new_vectors(self, memory: int, engine: Engine) -> Vectors:
+        self._say(f"Vectors: {self.integrals}")
+        settings: dict[str, Any] = {"memory": memory, "engine": engine, "reproducible": self.reproducible}
+        if self.integrals == "df":
+            return fitted_vectors(self._mf, self.auxbasis, **settings)
+        return cholesky_vectors(self.mol, self._cholesky_limit(), **settings)
+
+    def _with_vectors(self, make: Callable[[Engine], Planned], engine: Engine) -> Planned:
+        """Plan something, once more with fitted vectors in a file if they leave it too little memory."""
+        try:
+            return make(engine)
+        except MemoryBudgetError:
+            if self._made_vectors is None or not self._made_vectors.held_bytes or self.integrals != "df":
+                raise
+        self._made_vectors = self._vector_sizes = None  # first, since they are to be in memory no more
+        self._made_vectors = self._new_vectors(0, engine)
+        return make(engine)
 
     def _count_vectors(self, engine: Engine) -> tuple[int, int]:
         """How many vectors there are, and bytes that making those over orbitals takes besides them."""

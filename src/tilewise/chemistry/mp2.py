@@ -316,6 +316,9 @@ class MP2(Method):
         )
 
     def _plan_fitted(self, engine: Engine) -> Plan | Program:
+        return self._with_vectors(self._plan_product, engine)
+
+    def _plan_product(self, engine: Engine) -> Plan | Program:
         """The product of vectors, within what vectors or a block of amplitudes leave of the budget."""
         budget = engine.least(budget_of(self.memory, engine.ranks_per_node))
         count, making = self._count_vectors(engine)

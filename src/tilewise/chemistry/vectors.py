@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -14,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg.blas import dtrsm
 from scipy.linalg.lapack import dpstrf
-from threadpoolctl import threadpool_limits
 
-from tilewise.chemistry.integrals import FittedVectors, fit_molecule, pyscf_module
+from tilewise.chemistry.integrals import FittedVectors, fit_molecule, one_thread, pyscf_module
 from tilewise.contract import find_engine
 from tilewise.errors import InputError, MemoryBudgetError, TilewiseError
 from tilewise.patterns import Pattern, Symmetry
@@ -122,16 +120,6 @@ class Slabs:
         for array in self.arrays:
             for begin in range(0, len(array), at_once):
                 yield array[begin : begin + at_once]
-
-
-@contextmanager
-def one_thread(wanted: bool) -> Iterator[None]:
-    """Have libraries compute on the calling thread alone, if that is wanted: bits depend on how threads part work."""
-    if not wanted:
-        yield
-        return
-    with pyscf_module().lib.with_omp_threads(1), threadpool_limits(1, "blas"):
-        yield
 
 
 def fitted_vectors(
@@ -255,15 +243,20 @@ def cholesky_vectors(
     source, error = (None, 0.0) if made is None else made
     count = 0 if source is None else sum(map(len, source.arrays))
     count, error = found.of_first((count, error))
+    if not count:
+        raise InputError(
+            f"tol={tol!r} leaves no Cholesky vectors: no integral is larger than {error:.3g} hartree. Expected a "
+            "tolerance below that. Pass 1e-8, for example."
+        )
     size = int(molecule.nao)
     return Vectors(count, size, error, source, found, WORD * count * (size * (size + 1) // 2), reproducible)
 
 
-def parse_tol(tol: Any) -> float:
+def parse_tol(tol: Any, name: str = "tol") -> float:
     if isinstance(tol, bool) or not isinstance(tol, Real) or not LEAST_TOL <= float(tol) < math.inf:
         raise InputError(
-            f"tol={tol!r} is no tolerance of Cholesky vectors. Expected a number of hartree from {LEAST_TOL} on. Pass "
-            "1e-8, for example."
+            f"{name}={tol!r} is no tolerance of Cholesky vectors. Expected a number of hartree from {LEAST_TOL} on. "
+            "Pass 1e-8, for example."
         )
     return float(tol)
 

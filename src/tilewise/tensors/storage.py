@@ -110,7 +110,7 @@ class Arena:
 
     def norms(self) -> Floats:
         """Upper bounds on the Frobenius norms of all blocks."""
-        return _upper(self.frobenius_norms())
+        return upper_norms(self.frobenius_norms())
 
     def frobenius_norms(self) -> Floats:
         """Frobenius norms of all blocks, right to rounding."""
@@ -191,7 +191,7 @@ MANY_BLOCKS = 64
 
 def block_norms(data: Array, offsets: Ints) -> Floats:
     """Upper bounds on the Frobenius norms of blocks; infinite where an element is not finite."""
-    return _upper(frobenius_norms(data, offsets))
+    return upper_norms(frobenius_norms(data, offsets))
 
 
 def frobenius_norms(data: Array, offsets: Ints) -> Floats:
@@ -204,7 +204,10 @@ def frobenius_norms(data: Array, offsets: Ints) -> Floats:
     while first < len(offsets):
         last = max(int(np.searchsorted(ends, offsets[first] + CHUNK_ELEMENTS, side="right")), first + 1)
         part = data[offsets[first] : ends[last - 1]]
-        norms[first:last] = _norms_of_part(part, offsets[first:last] - offsets[first])
+        if len(part) > CHUNK_ELEMENTS:  # one block, which is not squared as a whole
+            norms[first] = frobenius_norm(part)
+        else:
+            norms[first:last] = _norms_of_part(part, offsets[first:last] - offsets[first])
         first = last
     return norms
 
@@ -268,10 +271,10 @@ def checked_norms(squares: Floats, arena: Arena, rows: Ints | None = None) -> Fl
     if len(doubtful):
         blocks = doubtful if rows is None else rows[doubtful]
         norms[doubtful] = arena.norms_of(blocks)
-    return _upper(norms)
+    return upper_norms(norms)
 
 
-def _upper(norms: Floats) -> Floats:
+def upper_norms(norms: Floats) -> Floats:
     """Norms with room for rounding, also of the smallest numbers, which have few digits."""
     with np.errstate(over="ignore"):
         return np.where(norms > 0, np.nextafter(norms * NORM_SLACK, np.inf), 0.0)

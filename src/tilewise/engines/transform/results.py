@@ -17,7 +17,7 @@ from tilewise.patterns import Pattern
 from tilewise.plans.transform import Problem
 from tilewise.tensors import BlockTensor
 from tilewise.tensors.files import ScratchFile
-from tilewise.tensors.storage import block_norms, checked_norms
+from tilewise.tensors.storage import checked_norms, frobenius_norm, upper_norms
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -100,10 +100,11 @@ class SpilledResult:
     def note(self, pair: int, squares: Floats, *, final: bool) -> None:
         """Write the blocks of a pair."""
         blocks, starts = self.problem.blocks_of(pair), self._starts(pair)
-        norms = block_norms(self.data[: int(self.problem.result.block_sizes[blocks].sum())], starts)
         ends = starts + self.problem.result.block_sizes[blocks]
-        places = zip(blocks.tolist(), starts.tolist(), ends.tolist(), norms.tolist(), strict=True)
-        calls = (partial(write_block, self.file, block, self.data[a:b], norm) for block, a, b, norm in places)
+        parts = [self.data[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        norms = upper_norms(np.array([frobenius_norm(part) for part in parts]))
+        places = zip(blocks.tolist(), parts, norms.tolist(), strict=True)
+        calls = (partial(write_block, self.file, block, part, norm) for block, part, norm in places)
         self.written_bytes += self.readers.run(calls)
 
     def tensor(self, team: Team, host: ThreadsEngine) -> BlockTensor:
