@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyscf import gto, scf
 from pyscf.tools import fcidump
 
-from chemistry.molecules import mean_field, pyscf_mp2
+from chemistry.molecules import WATER, mean_field, pyscf_mp2
 from tilewise.chemistry import CCSD, energy
 from tilewise.errors import InputError
 from tilewise.tensors import BlockTensor
@@ -44,6 +45,20 @@ def test_a_calculation_is_planned_before_it_runs() -> None:
     assert result.plan["budget_bytes"] == 10**9
     assert made.held == {"DIIS": result.plan["held_bytes"]["DIIS"]}
     assert "E(HF)" in dict(result.energies())
+
+
+def test_a_checkpoint_of_fitted_integrals_gives_the_energy_of_those_used_here(tmp_path: Path) -> None:
+    mol = gto.M(atom=WATER, basis="6-31g", verbose=0)
+    fitted = scf.RHF(mol).density_fit()
+    fitted.chkfile = str(tmp_path / "mf.chk")
+    fitted.run(conv_tol=1e-12)
+    fitted._chkfile.close()
+    exact, lines = scf.RHF(mol).run(conv_tol=1e-12), []
+    assert abs(fitted.e_tot - exact.e_tot) > 1e-5
+    result = energy.run(tmp_path / "mf.chk", method="ccsd", progress=lines.append)
+    assert result.e_hf == pytest.approx(exact.e_tot, rel=0, abs=1e-7)
+    assert result.e_tot == pytest.approx(exact.e_tot + CCSD(exact).run().e_corr, rel=0, abs=1e-6)
+    assert any("as with fitted integrals; that of its orbitals" in line for line in lines)
 
 
 def test_what_is_turned_off_is_off() -> None:
