@@ -119,7 +119,7 @@ class Method(ABC):
         self.auxbasis, self.cholesky_tol = auxbasis, cholesky_tol
         self._check_integrals()
         self.memory = memory
-        self.scratch: str | None = scratch  # type: ignore[assignment]
+        self.scratch: str | None = None if scratch is None else parse_scratch(scratch)
         self.verbose = parse_integer(
             getattr(mf, "verbose", 0) if verbose is None else verbose, "verbose=", "Pass a number from 0 to 9."
         )
