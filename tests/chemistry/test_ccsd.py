@@ -23,6 +23,7 @@ from chemistry.molecules import HELIUM_CHAIN, HYDROGEN, WATER, make_mol
 from tilewise.chemistry import CCD, CCSD, DRCCD
 from tilewise.chemistry.hamiltonian import Hamiltonian
 from tilewise.errors import ConvergenceError, InputError, NonFiniteError
+from tilewise.plans.explain import bytes_text
 
 SAME = 1e-8
 
@@ -67,6 +68,16 @@ def test_run_returns_the_object(water: Any) -> None:
     method = CCSD(water)
     assert method.run(max_cycle=1) is method
     assert (method.max_cycle, method.cycles) == (1, 1)
+
+
+def test_methods_and_plans_say_in_a_line_what_they_are(water: Any) -> None:
+    method = CCSD(water, frozen=1, memory="100MB")
+    assert repr(method) == "CCSD(4 occupied and 8 virtual orbitals)"
+    plan = method.plan()
+    peak = bytes_text(plan.peak_bytes)
+    assert repr(plan) == f"MethodPlan('CCSD', {plan.flops:.3g} flops an iteration, {peak} of 100 MB)"
+    method.run(max_cycle=1)
+    assert repr(method) == f"CCSD(4 occupied and 8 virtual orbitals, e_corr={method.e_corr:.8f})"
 
 
 def test_nothing_is_known_before_the_run(water: Any) -> None:

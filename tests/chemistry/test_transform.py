@@ -215,6 +215,7 @@ def test_the_plan_lists_all_schedules_with_measured_figures(water: Any) -> None:
     text = job.plan().explain()
     assert all(name in text for name in (*SCHEDULES, "chosen", "integrals made"))
     assert "measured" not in text
+    assert repr(job.plan()).startswith(f"TransformPlan({job.plan().schedule!r}, ")
     job.run()
     assert "measured" in job.plan().explain()
 

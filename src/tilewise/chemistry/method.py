@@ -206,6 +206,10 @@ class Method(ABC):
             raise InputError(f"max_memory={megabytes!r} is no size. Expected megabytes, a number > 0. Pass 4000, say.")
         self.memory = int(number * 1e6)
 
+    def __repr__(self) -> str:
+        known = "" if self.e_corr is None else f", e_corr={self.e_corr:.8f}"
+        return f"{type(self).__name__}({self.nocc} occupied and {self.nvir} virtual orbitals{known})"
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "scratch" and value is not None:
             value = parse_scratch(value)

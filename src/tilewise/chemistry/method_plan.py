@@ -23,14 +23,14 @@ __all__ = ["MethodPlan", "plan_method"]
 RESERVE_BYTES = 64 << 20
 """What libraries and the interpreter take besides tensors and buffers, at the most."""
 
-RESERVE = 0.1
+RESERVE = 0.15
 """Part of a small budget that is left for them."""
 
 INDICES: Final[Mapping[str, str]] = {"t1": "ia", "t2": "iajb"}
 """Modes of the amplitudes."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MethodPlan:
     """An iteration, the tensors that it reads, and what is kept where."""
 
@@ -77,6 +77,10 @@ class MethodPlan:
 
     def _repr_html_(self) -> str:
         return to_html(_report(self))
+
+    def __repr__(self) -> str:
+        peak, budget = bytes_text(self.peak_bytes), bytes_text(self.budget)
+        return f"MethodPlan({self.name!r}, {self.flops:.3g} flops an iteration, {peak} of {budget})"
 
 
 def plan_method(

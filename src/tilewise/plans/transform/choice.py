@@ -47,7 +47,7 @@ class Rates:
         return computed + moved + max(cost.behind_bytes / self.disk - computed / 2, 0)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TransformPlan:
     """What a four-index transform will do, and what the other schedules would have cost."""
 
@@ -119,6 +119,10 @@ class TransformPlan:
 
     def _repr_html_(self) -> str:
         return to_html(transform_report(self))
+
+    def __repr__(self) -> str:
+        peak, budget = bytes_text(self.peak_bytes), bytes_text(self.budget)
+        return f"TransformPlan({self.schedule!r}, {self.flops:.3g} flops, {peak} of {budget})"
 
 
 def plan_transform(
