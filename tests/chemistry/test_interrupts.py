@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from engines.processes import ranks, source_environment
-from tilewise.chemistry.interrupts import EXIT_INTERRUPTED, SIGNALS, catching_signals, stopping_at_signals
+from tilewise.chemistry.interrupts import SIGNALS, catching_signals, stopping_at_signals
 from tilewise.errors import Interrupted
 
 
@@ -168,7 +168,3 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_place() -> None:
     done = ranks(3, "-c", ON_RANKS)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} step 4 SIGUSR1" for rank in range(3)], done.stderr
-
-
-def test_the_exit_code_is_that_of_a_temporary_failure() -> None:
-    assert EXIT_INTERRUPTED == os.EX_TEMPFAIL == 75

@@ -121,6 +121,24 @@ def test_interruptions_have_codes(
         monkeypatch.setattr("tilewise.chemistry.inputs.hartree_fock", stop)
         assert main(["energy", str(hydrogen)]) == code
         assert capsys.readouterr().err.splitlines()[-1].startswith("tilewise: ")
+    assert os.EX_TEMPFAIL == 75
+
+
+def test_ctrl_c_says_where_the_cycles_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["energy", str(WATER), "--basis", "6-31g", "--method", "ccsd", "--checkpoint", str(tmp_path / "run.h5")]
+
+    def note(self: Progress, facts: dict[str, Any]) -> None:
+        if facts["cycle"] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "note", note)
+        assert main(arguments) == 130
+    check_line(capsys, "interrupted. Run the same command again: it goes on from the cycles that")
+    assert main(arguments) == 0
+    assert "CCSD goes on after cycle" in capsys.readouterr().err
 
 
 # Reports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -13,10 +13,7 @@ from tilewise.engines.base import current_engine
 from tilewise.errors import Interrupted
 from tilewise.tensors import Engine
 
-__all__ = ["EXIT_INTERRUPTED", "Interrupts", "catching_signals", "stopping_at_signals"]
-
-EXIT_INTERRUPTED = 75
-"""Exit code of a command that a signal ended and that can go on: EX_TEMPFAIL, "try again" to a batch system."""
+__all__ = ["Interrupts", "catching_signals", "stopping_at_signals"]
 
 SIGNALS = ("SIGTERM", "SIGUSR1")
 """The signals that are caught; some platforms lack the second."""
@@ -82,19 +79,25 @@ def stopping_at_signals(checkpoint: Path | None) -> Iterator[None]:
     """Inside a ``with`` block, SIGTERM and SIGUSR1 raise `Interrupted` at once, if there is a checkpoint to go on from.
 
     The solver catches them itself while it iterates; this is for the stages before and after, which have nothing to
-    finish.
+    finish. A `KeyboardInterrupt` is told how to go on, too.
     """
+    remedy = (
+        f"Run the same command again: it goes on from the cycles that {checkpoint} has, or begins anew if there are "
+        "none."
+    )
 
     def stop(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        raise Interrupted(
-            f"{name} came before the run had ended. Run the same command again: it goes on from the cycles that "
-            f"{checkpoint} has, or begins anew if there are none.",
-            name,
-        )
+        raise Interrupted(f"{name} came before the run had ended. {remedy}", name)
 
-    with nullcontext() if checkpoint is None else _handling(stop):
+    if checkpoint is None:
         yield
+        return
+    try:
+        with _handling(stop):
+            yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted. {remedy}") from None
 
 
 @contextmanager

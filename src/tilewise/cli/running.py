@@ -114,7 +114,7 @@ def with_options(text: str) -> str:
 def line_of(error: BaseException) -> str:
     """What is wrong, in one line."""
     if isinstance(error, KeyboardInterrupt):
-        return "tilewise: interrupted"
+        return f"tilewise: {error}" if error.args else "tilewise: interrupted"
     if isinstance(error, TilewiseError):
         return f"tilewise: {' '.join(with_options(str(error)).split())}"
     return f"tilewise: not enough memory ({error}). Use larger tiles or a smaller problem."
