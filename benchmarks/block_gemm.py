@@ -13,16 +13,15 @@ import importlib.metadata
 import json
 import platform
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from threadpoolctl import threadpool_info
-
 from figures import figures
 from measurement import DBCSR, PYTHON_PEERS, Record, Settings, measure
-from peers.fair_blas import SystemBlas, system_blas
+from peers.fair_blas import SystemBlas, let_libraries_choose, system_blas
 from peers.process import WorkerFailed
 from problems import Problem, all_problems
 from tables import mismatch_lines, one_line, report
@@ -74,9 +73,14 @@ def core_type(blas: SystemBlas) -> str:
 
 
 def numpy_core() -> str:
-    """Which kernels NumPy's BLAS uses."""
-    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
-    return ", ".join(f"{pool['internal_api']} core type {pool.get('architecture', '?')}" for pool in pools)
+    """Which kernels NumPy's BLAS uses in the processes of contenders."""
+    command = [sys.executable, "-c", "import json, numpy, threadpoolctl as t; print(json.dumps(t.threadpool_info()))"]
+    pools = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return ", ".join(
+        f"{pool['internal_api']} core type {pool.get('architecture', '?')}"
+        for pool in pools
+        if pool["user_api"] == "blas"
+    )
 
 
 def heading(args: argparse.Namespace, blas: SystemBlas, numpy_blas: str) -> list[str]:
@@ -136,9 +140,9 @@ def write_json(path: Path, lines: Sequence[str], records: Sequence[Record]) -> N
 def main() -> int:
     """Measure, print, write; the exit code."""
     args = parse_arguments()
-    numpy_blas = numpy_core()  # before the system's BLAS is loaded too
+    let_libraries_choose()
     blas = system_blas()
-    lines = heading(args, blas, numpy_blas)
+    lines = heading(args, blas, numpy_core())
     try:
         records = measure_all(args, blas, lines)
     except WorkerFailed as failure:

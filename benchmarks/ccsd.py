@@ -38,7 +38,7 @@ from memory import growth_of
 from out_of_core import limited
 from peers import dense, mkl, nwchem_ccsd
 from peers.contender import NotInstalled
-from peers.fair_blas import system_blas
+from peers.fair_blas import let_libraries_choose, system_blas
 from peers.process import WorkerFailed
 from peers.pyscf_ccsd import PyscfCCSD, environment, limits
 from tables import markdown, with_range
@@ -576,6 +576,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.worker:
         serve(args)
         return
+    let_libraries_choose()
     library = "the system's OpenBLAS" if OPENBLAS.exists() else "its own BLAS"
     print(f"{args.threads} threads. PySCF with {library}, core type {system_blas().core or 'unknown'}.\n")
     complaints: list[str] = []

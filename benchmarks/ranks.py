@@ -31,7 +31,7 @@ from typing import cast
 from launchers import find_program
 from measurement import LEAST_SAMPLES, OURS, PAUSE_SECONDS, Record
 from peers import dbcsr
-from peers.fair_blas import SystemBlas, system_blas
+from peers.fair_blas import SystemBlas, let_libraries_choose, system_blas
 from peers.process import Worker, WorkerFailed
 from problems import Problem, all_problems, save
 from tables import markdown, mismatch_lines, notes, number, with_range
@@ -235,6 +235,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure and print; the exit code."""
     args = parse_arguments()
+    let_libraries_choose()
     mpiexec = find_program("mpiexec")
     if mpiexec is None:
         raise SystemExit("There is no mpiexec; pip install mpich has one.")

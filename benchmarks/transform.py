@@ -32,7 +32,7 @@ import numpy as np
 
 from memory import growth_of
 from out_of_core import limited
-from peers.fair_blas import system_blas
+from peers.fair_blas import let_libraries_choose, system_blas
 from tables import markdown
 from timing import spread
 
@@ -478,6 +478,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif args.confine:
         confine(args)
     else:
+        let_libraries_choose()
         for name, part in (
             ("time", part_time),
             ("memory", part_memory),
