@@ -116,7 +116,7 @@ def test_the_operand_that_moves_less_is_held() -> None:
     m, k, n = tw.Space([40] * 2), tw.Space([50] * 20), tw.Space([50] * 20)
     plan = tw.plan("ik,kj->ij", tw.Pattern.dense((m, k)), tw.Pattern.dense((k, n)))
     assert isinstance(plan, Plan)
-    phases = plan_phases(plan, (Source(False), Source(False)), plan.result_bytes + 6_000_000, RATE)
+    phases = plan_phases(plan, (Source(False), Source(False)), plan.result_bytes + 8_000_000, RATE)
     assert phases.fetched_bytes == (80 * 1000 * 8, 1000 * 1000 * 8)
 
 

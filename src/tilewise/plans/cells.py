@@ -29,7 +29,8 @@ MOST_CELLS = 1 << 27
 """Cells that a plan lists at the most: some ten GB of it."""
 
 FEW_CELLS = 64
-"""With fewer cells than this, and work for more tasks, the terms of a cell are cut into pieces."""
+"""With at most half as many cells, and work for more tasks, the terms of a cell are cut into pieces, up to so many in
+all: with more cells, adding the pieces up takes longer than workers would wait."""
 
 MOST_PIECES = 16
 """Pieces that a cell is cut into at the most; each needs a result of its own."""
@@ -201,7 +202,7 @@ def _count_pieces(flops: npt.NDArray[np.float64], segments: int) -> int:
     if not 0 < cells < FEW_CELLS:
         return 1
     work = int(float(flops.sum()) / cells / LEAST_TASK_FLOPS)
-    return max(1, min(MOST_PIECES, -(-FEW_CELLS // cells), work, segments))
+    return max(1, min(MOST_PIECES, FEW_CELLS // cells, work, segments))
 
 
 def piece_of_segment(segment: Ints, segments: int, pieces: int) -> Ints:
