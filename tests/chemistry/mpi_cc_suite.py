@@ -90,6 +90,19 @@ def test_amplitudes_are_those_of_the_orbitals_of_the_first_rank(symmetry: bool) 
     np.testing.assert_allclose(found[1], expected.t2, rtol=0, atol=1e-7)
 
 
+def test_a_start_over_the_orbitals_of_each_rank() -> None:
+    """Ranks begin with the amplitudes of the first one, whose orbitals they take."""
+    mf = mean_field_of("water", "6-31g")
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        own = turned(mf, engine.rank)
+        expected = converge_pyscf(cc.CCSD(own))
+        method = CCSD(own, tile=4, **TIGHT)
+        energy, *_ = method.kernel(expected.t1, expected.t2)
+        assert energy == engine.of_first(energy)
+    assert energy == pytest.approx(expected.e_corr, rel=0, abs=1e-8)
+    assert method.cycles <= 3
+
+
 @pytest.mark.slow
 def test_frozen_core_and_a_start() -> None:
     mf = mean_field_of("water", "6-31g")

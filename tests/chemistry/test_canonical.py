@@ -55,6 +55,8 @@ def test_localised_orbitals_are_refused_before_anything_is_computed(
     monkeypatch.setattr(Transform, "kernel", refuse)
     with pytest.raises(InputError, match=r"element .* hartree between orbital \d \(occupied\) and orbital \d \(occu"):
         kind(localised).run()
+    with pytest.raises(InputError, match="orbital"):
+        kind(localised).plan()
 
 
 def test_coupled_cluster_takes_localised_orbitals(localised: Any, water: Any) -> None:

@@ -239,17 +239,33 @@ def test_other_tiles_than_those_of_a_checkpoint_are_refused_before_integrals_are
         CCSD(mf, checkpoint=path, tile=3).run()
 
 
-def test_a_molecule_that_has_moved_is_refused() -> None:
+@pytest.mark.parametrize("integrals", ["exact", "df", "cholesky"])
+def test_a_molecule_that_has_moved_is_refused(integrals: str) -> None:
     mol = gto.M(atom=WATER, basis="sto-3g", verbose=0)
     mf = scf.RHF(mol).run(conv_tol=1e-12)
-    methods = [kind(mf) for kind in (MP2, CCSD)]
+    methods: list[Any] = [kind(mf, integrals=integrals) for kind in (MP2, CCSD)]
+    for method in methods:
+        method.plan()  # vectors of this geometry are made for it
     mol.set_geom_(1.1 * mol.atom_coords(), unit="Bohr")
     mf.reset().run()
     for method in methods:
         with pytest.raises(InputError, match=rf"The molecule has changed since this {method.name} was made"):
             method.run()
         assert method.e_corr is None
-        assert method.run(frozen=1).e_corr == pytest.approx(type(method)(mf, 1).run().e_corr, rel=0, abs=1e-12)
+        anew = type(method)(mf, 1, integrals=integrals).run()
+        assert method.run(frozen=1).e_corr == pytest.approx(anew.e_corr, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("integrals", ["exact", "df", "cholesky"])
+def test_another_molecule_in_the_mean_field_is_refused(integrals: str) -> None:
+    mf = scf.RHF(gto.M(atom=WATER, basis="sto-3g", verbose=0)).run(conv_tol=1e-12)
+    method = CCSD(mf, integrals=integrals)
+    other = gto.M(atom="O 0 0 0; H 0 0.9 0.6; H 0 -0.9 0.6", basis="sto-3g", verbose=0)
+    mf.reset(other).run()
+    with pytest.raises(InputError, match="The molecule has changed since"):
+        method.run()
+    assert method.run(frozen=1).mol is other
+    assert method.e_corr == pytest.approx(CCSD(mf, 1, integrals=integrals).run().e_corr, rel=0, abs=1e-12)
 
 
 @pytest.mark.parametrize("symmetry", ["s8", "s4", "s1"])

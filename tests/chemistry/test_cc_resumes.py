@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ import pytest
 
 from chemistry.cc_cases import mean_field_of
 from chemistry.molecules import WATER, mean_field
+from chemistry.solver_cases import Toy
 from tilewise.chemistry import CCSD, CCSD_T
+from tilewise.chemistry.checkpoint import Checkpoint
+from tilewise.chemistry.diis import Footprint
+from tilewise.chemistry.solver import Options
 from tilewise.errors import InputError, StorageError
 
 OTHER = "belongs to another calculation"
@@ -127,3 +132,26 @@ def test_damaged_orbitals_are_refused(path: Path, water: Any, at: int) -> None:
     kept.write_bytes(raw)
     with suppress(InputError, StorageError):  # or the byte does not matter
         assert not CCSD(water, [0], checkpoint=path).run().timings
+
+
+def test_going_on_with_diis_on_disk_takes_no_more_memory_than_an_update(tmp_path: Path) -> None:
+    toy = Toy(occ=(12, 13), vir=(10, 10, 10))
+    options = Options(conv_tol=1e-14, conv_tol_normt=1e-14, max_cycle=5, diis_space=4, diis_on_disk=True)
+    expected = Footprint.of([tensor.pattern for tensor in toy.start().values()], space=4, on_disk=True).peak_bytes
+
+    def solve() -> None:
+        checkpoint = Checkpoint(tmp_path / "run.h5", b"toy")
+        assert toy.solve(options, checkpoint=checkpoint).cycles == 5
+        checkpoint.close()
+
+    solve()
+    solve()  # everything is imported
+    updates = toy.updates
+    tracemalloc.start()
+    try:
+        solve()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert toy.updates == updates
+    assert 0.6 * expected < peak < 1.03 * expected

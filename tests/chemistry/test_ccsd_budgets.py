@@ -14,11 +14,12 @@ from chemistry.cc_cases import (
     run_within,
     tensor_bytes,
 )
-from tilewise.chemistry import CCD, CCSD, DRCCD, MP2
+from tilewise.chemistry import CCD, CCSD, DRCCD, MP2, method
 from tilewise.chemistry.diis import Footprint
 from tilewise.chemistry.four_index import Transform
 from tilewise.chemistry.hamiltonian import Hamiltonian
 from tilewise.chemistry.method_plan import reserved_bytes
+from tilewise.chemistry.vectors import fitted_vectors
 from tilewise.engines.base import current_engine
 from tilewise.errors import MemoryBudgetError
 from tilewise.patterns import Pattern
@@ -184,3 +185,22 @@ def test_the_least_memory_with_fitted_integrals_is_enough(kind: Any) -> None:
     if kind is MP2:
         assert method.make_vectors(current_engine()).held_bytes == 0
         assert kind(mf, tile=8, integrals="df", memory=2 * least).make_vectors(current_engine()).held_bytes > 0
+
+
+@pytest.mark.parametrize("kind", [DRCCD, MP2])
+def test_vectors_of_a_file_are_in_one_again_in_a_second_run(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mf = mean_field_of("ethene", "cc-pvdz")
+    job = kind(mf, tile=8, integrals="df", memory=least_memory(kind, mf, tile=8, integrals="df"), verbose=0)
+    held = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        made = fitted_vectors(*arguments, **options)
+        held.append(made.held_bytes)
+        return made
+
+    monkeypatch.setattr(method, "fitted_vectors", noted)
+    energies = {job.run().e_corr for _ in range(3)}
+    assert held[0] > 0
+    assert len(held) > 1
+    assert set(held[1:]) == {0}
+    assert len(energies) == 1

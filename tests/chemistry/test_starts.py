@@ -38,7 +38,7 @@ def test_they_are_put_in_the_order_of_tiles(irreps: int, blocks: bool) -> None:
     if blocks:
         given["t1"] = tw.from_dense(singles, (spaces.occ, spaces.vir))
         given["t2"] = tw.from_dense(doubles, (spaces.occ, spaces.occ, spaces.vir, spaces.vir))
-    found = placed(Start.of(("t1", "t2"), given["t1"], given["t2"], spaces), spaces)
+    found = placed(Start.of(("t1", "t2"), given["t1"], given["t2"], spaces, current_engine()), spaces)
     mean = 0.5 * (doubles + doubles.transpose(1, 0, 3, 2)).transpose(0, 2, 1, 3)
     for name, expected in (("t1", singles), ("t2", mean)):
         kept = expected * stored_elements(found[name].pattern)
@@ -47,11 +47,11 @@ def test_they_are_put_in_the_order_of_tiles(irreps: int, blocks: bool) -> None:
 
 def test_what_is_missing_is_zero() -> None:
     spaces = spaces_of(3, 4, 1, 2)
-    assert Start.of(("t1", "t2"), None, None, spaces) is None
-    found = placed(Start.of(("t1", "t2"), np.ones((3, 4)), None, spaces), spaces)
+    assert Start.of(("t1", "t2"), None, None, spaces, current_engine()) is None
+    found = placed(Start.of(("t1", "t2"), np.ones((3, 4)), None, spaces, current_engine()), spaces)
     assert found["t2"].norm() == 0.0
     holes = tw.from_blocks({(0, 1, 0, 1): np.ones((2, 1, 2, 2))}, (spaces.occ, spaces.occ, spaces.vir, spaces.vir))
-    assert placed(Start.of(("t2",), None, holes, spaces), spaces)["t2"].norm() == pytest.approx(2.0)
+    assert placed(Start.of(("t2",), None, holes, spaces, current_engine()), spaces)["t2"].norm() == pytest.approx(2.0)
 
 
 def test_they_take_no_more_memory_than_what_is_made_of_them() -> None:
@@ -59,7 +59,7 @@ def test_they_take_no_more_memory_than_what_is_made_of_them() -> None:
     array = np.ones((16, 16, 48, 48))
     tracemalloc.start()
     try:
-        found = placed(Start.of(("t2",), None, array, spaces), spaces)
+        found = placed(Start.of(("t2",), None, array, spaces, current_engine()), spaces)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -18,7 +18,8 @@ from pyscf import ao2mo, df, gto, lib
 import tilewise as tw
 from chemistry.molecules import ETHENE, HELIUM_CHAIN, HYDROGEN, WATER, make_mol, mean_field, pyscf_mp2
 from engines.processes import PATIENCE, ranks, source_environment
-from tilewise.chemistry.integrals import orbital_irreps
+from tilewise.chemistry.geometry import Geometry
+from tilewise.chemistry.integrals import make_molecule, orbital_irreps
 from tilewise.chemistry.origins import tile_orbitals
 from tilewise.chemistry.vectors import Decomposition, Vectors, cholesky_vectors, fitted_vectors, to_orbitals
 from tilewise.errors import InputError, MemoryBudgetError
@@ -58,6 +59,23 @@ def fitted_integrals(fitting: Any) -> npt.NDArray[np.float64]:
 
 
 # Density fitting
+
+
+def test_a_molecule_made_of_a_name_is_fitted_with_the_set_that_belongs_to_it(water: Any) -> None:
+    geometry = Geometry(("O", "H", "H"), water.mol.atom_coords(unit="Angstrom"), "")
+    assert fitted_vectors(make_molecule(geometry, "cc-pvdz", 0)).count == fitted_vectors(water.mol).count
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_vectors_that_do_not_fit_are_in_the_scratch_folder(water: Any, tmp_path: Path, fitted: bool) -> None:
+    before = lib.param.TMPDIR
+    found = fitted_vectors(water.density_fit("weigend") if fitted else water, memory="10kB", scratch=tmp_path)
+    assert found.held_bytes == 0
+    assert len(list(tmp_path.iterdir())) == 1
+    assert before == lib.param.TMPDIR
+    assert sum(map(len, found.bring(100))) == found.count
+    del found
+    assert not list(tmp_path.iterdir())
 
 
 def test_vectors_of_a_fitted_mean_field_are_its_own(water: Any) -> None:
@@ -216,7 +234,7 @@ def test_rejects_tolerance(water: Any, tol: Any) -> None:
 
 
 def test_rejects_a_tolerance_that_leaves_nothing(water: Any) -> None:
-    with pytest.raises(InputError, match=r"tol=10\.0 leaves no Cholesky vectors: no integral is larger than \d\.\d+"):
+    with pytest.raises(InputError, match=r"of 10\.0 leaves no Cholesky vectors: no integral is larger than \d\.\d"):
         cholesky_vectors(water.mol, 10.0)
 
 
@@ -231,7 +249,7 @@ def test_a_budget_below_the_columns_that_are_always_decomposed_is_refused(water:
     one = 8 * 300
     count = cholesky_vectors(water.mol, 1e-2).count
     cholesky_vectors(water.mol, 1e-2, memory=one * (count + 80))
-    with pytest.raises(MemoryBudgetError, match=r"Give more memory=, or a larger tol="):
+    with pytest.raises(MemoryBudgetError, match=r"Give more memory=, or a larger tolerance \(cholesky_tol"):
         cholesky_vectors(water.mol, 1e-2, memory=one * (count + 80), reproducible=True)
 
 

@@ -140,6 +140,20 @@ def test_a_report_is_written_over_an_earlier_one_only(tmp_path: Path) -> None:
         check_report(tmp_path, "--report")
 
 
+@pytest.mark.parametrize("name", ["memory.png", "convergence.svg", "sparsity-2.png"])
+def test_a_report_is_not_written_over_pictures_of_others(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("matplotlib")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / f"my-{name}").touch()
+    check_report(own, "--report")
+    (own / name).touch()
+    with pytest.raises(InputError, match=rf"{name} has the name of a picture of a report\..* folder with --report"):
+        check_report(own, "--report")
+    write_energy_page(own, PAGE)
+    check_report(own, "--report")
+
+
 def test_figures_are_written_or_the_option_is_named(tmp_path: Path) -> None:
     write_json(tmp_path / "out.json", {"e_tot": -1.5}, "--json")
     assert json.loads((tmp_path / "out.json").read_text()) == {"e_tot": -1.5}

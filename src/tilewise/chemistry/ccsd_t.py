@@ -20,6 +20,7 @@ from tilewise.chemistry.triples import (
     triples_energy,
 )
 from tilewise.engines.base import current_engine
+from tilewise.engines.threads import hosting
 from tilewise.errors import MemoryBudgetError
 from tilewise.iteration import bytes_on_rank
 from tilewise.plans.explain import bytes_text, plural_text
@@ -83,11 +84,12 @@ class CCSD_T(CCSD):
             self.outcome.check_converged("CCSD(T)")
         begin = time.perf_counter()
         engine = current_engine()
-        for name in DONE_WITH:
-            self._tensors.pop(name, None)
-        self.e_t = triples_energy(
-            self._triples_input(), memory=self._room(engine), engine=engine, progress=self._tell_stage
-        )
+        with hosting(engine).memory.keeping(0):  # what the tensors leave is for the triples
+            for name in DONE_WITH:
+                self._tensors.pop(name, None)
+            self.e_t = triples_energy(
+                self._triples_input(), memory=self._room(engine), engine=engine, progress=self._tell_stage
+            )
         self.seconds_t = time.perf_counter() - begin
         self.e_corr = self.e_ccsd + self.e_t
         self._say(f"E(CCSD(T)) = {self.e_tot:.12f}  E_corr = {self.e_corr:.12f}  E(T) = {self.e_t:.12f}", level=3)

@@ -95,10 +95,11 @@ class Saved:
         return self._mixed(self.state.cycle, like)
 
     def restore(self, diis: Diis, like: Amplitudes) -> None:
-        """Give DIIS its memory back, as far as it has space."""
+        """Give DIIS its memory back, as far as it has space; what is `like` is written over if DIIS is on disk."""
+        into = {name: tensor.arena for name, tensor in like.items()} if diis.on_disk else None
         numbers = self.state.numbers[-diis.room :] if diis.room else ()
         for number in numbers:
-            made = mix({number: 1.0}, self.vectors, like)
+            made = mix({number: 1.0}, self.vectors, like, into)
             diis.remember(number, made, difference(made, self._mixed(number - 1, like)))
         first = len(self.state.numbers) - len(numbers)
         diis.overlaps = self.state.overlaps[first:, first:]

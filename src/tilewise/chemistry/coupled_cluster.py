@@ -233,7 +233,7 @@ class CoupledCluster(Method):
         engine = current_engine()
         self._check_settings()
         self._begin(engine, self.checkpoint)
-        start = Start.of(self.amplitude_names, t1, t2, self._asked_spaces)  # on ranks, those of the first one
+        start = Start.of(self.amplitude_names, t1, t2, self._asked_spaces, engine)
         if self._plan is not None and self._plan.engine is not engine:
             self._plan = None  # it was made to look at
         plan = self.plan()

@@ -69,7 +69,9 @@ def make_molecule(geometry: Geometry, basis: str, charge: int, *, symmetry: bool
         symmetry=symmetry,
         verbose=0,
     )
-    return mol.build(dump_input=False, parse_arg=False)
+    mol.build(dump_input=False, parse_arg=False)
+    mol.basis = basis  # PySCF finds the set for density fitting by the name
+    return mol
 
 
 def hartree_fock(mol: Any) -> Any:
@@ -294,6 +296,18 @@ def orbital_irreps(mol: Any, coefficients: npt.NDArray[np.float64]) -> _Ints | N
 def pyscf_module() -> Any:
     """PySCF, or an error that names the extra: for modules of this folder, which do not import it themselves."""
     return _pyscf()
+
+
+@contextmanager
+def files_in(folder: str | None) -> Iterator[None]:
+    """Have PySCF write its temporary files into a folder; into the one that it is set to, without."""
+    param = _pyscf().lib.param
+    before = param.TMPDIR
+    param.TMPDIR = before if folder is None else folder
+    try:
+        yield
+    finally:
+        param.TMPDIR = before
 
 
 def fit_molecule(mol: Any, auxbasis: str | None = None, memory: int | None = None) -> FittedVectors:

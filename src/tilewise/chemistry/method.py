@@ -17,16 +17,14 @@ from tilewise.chemistry.identity import molecule_digest
 from tilewise.chemistry.kept_orbitals import find_orbitals
 from tilewise.chemistry.orbitals import Frozen
 from tilewise.chemistry.reference import Reference, parse_reference
-from tilewise.chemistry.spaces import OrbitalSpaces, stored_elements
+from tilewise.chemistry.spaces import OrbitalSpaces
 from tilewise.chemistry.vectors import Vectors, cholesky_vectors, fitted_vectors, parse_tol
 from tilewise.engines.base import current_engine
 from tilewise.errors import InputError, MemoryBudgetError
-from tilewise.factories import from_dense, zeros
-from tilewise.patterns import Pattern
 from tilewise.plans.budget import budget_of, parse_memory
 from tilewise.plans.propagation import nonnegative
 from tilewise.spaces.integers import parse_integer
-from tilewise.tensors import BlockTensor, Engine
+from tilewise.tensors import Engine
 from tilewise.tensors.drafts import parse_scratch
 
 __all__ = ["Method"]
@@ -110,10 +108,7 @@ class Method(ABC):
         if memory is not None:
             parse_memory(memory)
         self._mf = mf
-        self.mol = getattr(mf, "mol", None)
         self._tile = parse_tile(tile)
-        self._made_vectors: Vectors | None = None
-        self._vector_sizes: tuple[int, int] | None = None
         self._take_orbitals(frozen)
         self.integrals = "df" if integrals == "exact" and getattr(mf, "with_df", None) is not None else integrals
         self.auxbasis, self.cholesky_tol = auxbasis, cholesky_tol
@@ -128,11 +123,19 @@ class Method(ABC):
         self.e_corr: float | None = None
 
     def _take_orbitals(self, frozen: Frozen) -> None:
-        """The orbitals of the mean field that are correlated."""
+        """The orbitals of the mean field that are correlated, and its molecule."""
         self._given_reference = parse_reference(self._mf, frozen)
         self._frozen = frozen
+        self.mol = getattr(self._mf, "mol", None)
         self._molecule = None if self.mol is None else molecule_digest(self.mol)
+        self._drop_vectors()
         self._cut()
+
+    def _drop_vectors(self) -> None:
+        """Let go of three-index vectors, and of what is known of them."""
+        self._made_vectors: Vectors | None = None
+        self._vector_sizes: tuple[int, int] | None = None
+        self._vectors_in_file = False
 
     def _cut(self) -> None:
         """Put the orbitals into tiles."""
@@ -215,7 +218,8 @@ class Method(ABC):
             value = parse_scratch(value)
         super().__setattr__(name, value)
         if name in self.planned:
-            self._plan = self._made_vectors = self._vector_sizes = None
+            self._plan = None
+            self._drop_vectors()
 
     def set(self: Self, **settings: Any) -> Self:
         """Set attributes, as PySCF's objects do."""
@@ -241,7 +245,7 @@ class Method(ABC):
     def make_vectors(self, engine: Engine) -> Vectors:
         """Three-index vectors of fitted or decomposed integrals, made once."""
         if self._made_vectors is None:
-            memory = engine.least(budget_of(self.memory, engine.ranks_per_node))
+            memory = 0 if self._vectors_in_file else engine.least(budget_of(self.memory, engine.ranks_per_node))
             self._made_vectors = self._new_vectors(memory, engine)
         return self._made_vectors
 
@@ -249,7 +253,7 @@ class Method(ABC):
         self._say(f"Vectors: {self.integrals}")
         settings: dict[str, Any] = {"memory": memory, "engine": engine, "reproducible": self.reproducible}
         if self.integrals == "df":
-            return fitted_vectors(self._mf, self.auxbasis, **settings)
+            return fitted_vectors(self._mf, self.auxbasis, scratch=self.scratch, **settings)
         return cholesky_vectors(self.mol, self._cholesky_limit(), **settings)
 
     def _with_vectors(self, make: Callable[[Engine], Planned], engine: Engine) -> Planned:
@@ -259,8 +263,8 @@ class Method(ABC):
         except MemoryBudgetError:
             if self._made_vectors is None or not self._made_vectors.held_bytes or self.integrals != "df":
                 raise
-        self._made_vectors = self._vector_sizes = None  # first, since they are to be in memory no more
-        self._made_vectors = self._new_vectors(0, engine)
+        self._drop_vectors()  # first, since they are to be in memory no more
+        self._vectors_in_file = True
         return make(engine)
 
     def _count_vectors(self, engine: Engine) -> tuple[int, int]:
@@ -295,7 +299,8 @@ class Method(ABC):
 
     def _check_molecule(self) -> None:
         """Raise if the molecule is not the one that the orbitals belong to."""
-        if self.mol is not None and molecule_digest(self.mol) != self._molecule:
+        molecule = getattr(self._mf, "mol", None)  # perhaps another object by now
+        if molecule is not None and molecule_digest(molecule) != self._molecule:
             raise InputError(
                 f"The molecule has changed since this {self.name} was made of its mean field. Expected the atoms and "
                 f"functions that its orbitals belong to. Solve the mean field again, and make a new {self.name} of it."
@@ -306,10 +311,6 @@ class Method(ABC):
         energies = np.diag(self.reference.fock)
         pair = [energies[: self.nocc], -energies[self.nocc :]]
         return pair * (modes // 2)
-
-    def _dense(self, array: Floats, pattern: Pattern) -> BlockTensor:
-        """A tensor that has just the blocks of a pattern, from an array."""
-        return from_dense(array * stored_elements(pattern), pattern.spaces) + zeros(pattern=pattern)
 
     @property
     def speaker(self) -> Speaker:

@@ -297,8 +297,8 @@ class _Iteration:
         assert self.checkpoint is not None
         state = saved.state
         self.checkpoint.check_method(state, self.name)
-        self.amplitudes = saved.amplitudes(like)
         saved.restore(self.diis, like)
+        self.amplitudes = saved.amplitudes(like)
         self.energies, self.norms, self.mixes = list(state.energies), list(state.norms), dict(state.mixes)
         self._say(
             f"{self.name} goes on after cycle {self.cycle} from {self.checkpoint.path}  "
@@ -336,7 +336,7 @@ class _Iteration:
             new = {name: combine([(part, t), (1 - part, old[name])], t) for name, t in new.items()}
             del old
         steps = difference(new, self.amplitudes)
-        norm = math.hypot(*(tensor.pattern.norm for tensor in steps.values())) / part
+        norm = self.engine.of_first(math.hypot(*(tensor.pattern.norm for tensor in steps.values())) / part)
         if norm > MOST_GROWTH * max([1.0, *self.norms[:1]]):
             return self._diverged(f"the step of cycle {number} has the norm {norm:.3g}")
         self.amplitudes = new  # the old ones are not needed any more

@@ -37,12 +37,13 @@ class Start:
     """The orbitals that they are over."""
 
     @classmethod
-    def of(cls, names: Sequence[str], t1: Any, t2: Any, spaces: OrbitalSpaces) -> Start | None:
-        """What a method can start from, None if nothing was given."""
+    def of(cls, names: Sequence[str], t1: Any, t2: Any, spaces: OrbitalSpaces, engine: Engine) -> Start | None:
+        """What a method can start from, None if nothing was given; arrays are those of the first rank."""
         if t1 is None and t2 is None:
             return None
         found: dict[str, Any] = {"t1": t1, "t2": t2}
-        return cls({name: _parse(name, found[name], _modes(name, spaces)) for name in names}, spaces)
+        given = {name: _parse(name, found[name], _modes(name, spaces)) for name in names}
+        return cls({name: _of_first(value, engine) for name, value in given.items()}, spaces)
 
     def placed(self, wanted: OrbitalSpaces, turns: Turns | None, engine: Engine) -> dict[str, BlockTensor]:
         """The amplitudes of a method, over orbitals that those of the user are turned into."""
@@ -66,6 +67,11 @@ class Start:
         modes = zip(orders, _modes(name, wanted), strict=True)
         parts = [np.split(order, space.offsets[1:-1]) for order, space in modes]
         return lambda index: array[np.ix_(*(part[tile] for part, tile in zip(parts, index, strict=True)))]
+
+
+def _of_first(value: Given, engine: Engine) -> Given:
+    """An array of the first rank: each rank has its own, over orbitals of another sign or turn."""
+    return engine.of_first(value) if isinstance(value, np.ndarray) else value
 
 
 def _modes(name: str, spaces: OrbitalSpaces) -> tuple[Space, ...]:

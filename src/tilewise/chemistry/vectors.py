@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from scipy.linalg.blas import dtrsm
 from scipy.linalg.lapack import dpstrf
 
-from tilewise.chemistry.integrals import FittedVectors, fit_molecule, one_thread, pyscf_module
+from tilewise.chemistry.integrals import FittedVectors, files_in, fit_molecule, one_thread, pyscf_module
 from tilewise.contract import find_engine
 from tilewise.errors import InputError, MemoryBudgetError, TilewiseError
 from tilewise.patterns import Pattern, Symmetry
@@ -23,6 +24,7 @@ from tilewise.plans.explain import bytes_text
 from tilewise.spaces import Space
 from tilewise.spaces.integers import parse_integer
 from tilewise.tensors import BlockTensor, Engine
+from tilewise.tensors.drafts import parse_scratch
 from tilewise.tensors.storage import Arena
 
 __all__ = ["Vectors", "cholesky_vectors", "fitted_vectors", "to_orbitals"]
@@ -127,6 +129,7 @@ def fitted_vectors(
     auxbasis: str | None = None,
     *,
     memory: int | str | None = None,
+    scratch: str | os.PathLike[str] | None = None,
     engine: str | Engine | None = None,
     reproducible: bool = False,
 ) -> Vectors:
@@ -143,6 +146,8 @@ def fitted_vectors(
         cc-pvdz-ri for cc-pvdz.
     memory : int or str, optional
         Vectors that are made here and do not fit in it are in a temporary file.
+    scratch : str or path, optional
+        The folder of such a file; the one that PySCF is set to by default.
     engine : str or Engine, optional
         Whose ranks share the vectors; the engine in use by default.
     reproducible : bool
@@ -166,11 +171,12 @@ def fitted_vectors(
             "with a molecule: a mean field has its own. Leave it away, or pass mf.mol."
         )
     mol, budget = _parse_molecule(mol_or_mf), parse_memory(memory)
+    folder = None if scratch is None else parse_scratch(scratch)
     if reproducible:
         budget = NO_MEMORY
 
     def make() -> tuple[FittedVectors, int]:
-        with one_thread(reproducible):
+        with one_thread(reproducible), files_in(folder):
             if fitting is None:
                 made = fit_molecule(mol, auxbasis, budget)
             elif getattr(fitting, "_cderi", None) is None and hasattr(fitting, "get_naoaux"):
@@ -245,8 +251,8 @@ def cholesky_vectors(
     count, error = found.of_first((count, error))
     if not count:
         raise InputError(
-            f"tol={tol!r} leaves no Cholesky vectors: no integral is larger than {error:.3g} hartree. Expected a "
-            "tolerance below that. Pass 1e-8, for example."
+            f"A tolerance of {tol!r} leaves no Cholesky vectors: no integral is larger than {error:.3g} hartree. "
+            "Expected one below that. Pass 1e-8, for example."
         )
     size = int(molecule.nao)
     return Vectors(count, size, error, source, found, WORD * count * (size * (size + 1) // 2), reproducible)
@@ -393,7 +399,7 @@ class Decomposition:
                 f"Cholesky vectors need more than the budget of {self.budget} bytes ({bytes_text(self.budget)}): "
                 f"{self.count} of {one} bytes are found, and with what finding another takes they are {least} bytes "
                 f"({bytes_text(least)}), while the largest error is still {self.largest:.2g}. Expected a budget for "
-                f"all vectors until it is {self.tol}. Give more memory=, or a larger tol=.",
+                f"all vectors until it is {self.tol}. Give more memory=, or a larger tolerance (cholesky_tol).",
                 self.budget,
             )
         return few if self.reproducible else min(room, COLUMNS)
@@ -433,7 +439,7 @@ class Decomposition:
         if least < -self.tol:
             raise TilewiseError(
                 f"A diagonal element of the integrals became {least:.3g} after {self.count} Cholesky vectors: rounding "
-                f"is above the tolerance {self.tol}. Expected none below 0. Give a larger tol=."
+                f"is above the tolerance {self.tol}. Expected none below 0. Give a larger one (cholesky_tol)."
             )
         found.flags.writeable = False
         self.made.append(found)

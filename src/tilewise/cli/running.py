@@ -117,7 +117,7 @@ def line_of(error: BaseException) -> str:
         return f"tilewise: {error}" if error.args else "tilewise: interrupted"
     if isinstance(error, TilewiseError):
         return f"tilewise: {' '.join(with_options(str(error)).split())}"
-    return f"tilewise: not enough memory ({error}). Use larger tiles or a smaller problem."
+    return f"tilewise: not enough memory ({error}). Give less with --memory, or take a smaller problem."
 
 
 def show_warning(

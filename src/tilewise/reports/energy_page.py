@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -31,13 +32,16 @@ from tilewise.tensors.drafts import draft
 if TYPE_CHECKING:
     from tilewise.reports.plots import Figure
 
-__all__ = ["PAGE", "PICTURES", "EnergyPage", "Picture", "is_energy_page", "versions", "write_energy_page"]
+__all__ = ["FIGURE", "PAGE", "PICTURES", "EnergyPage", "Picture", "is_energy_page", "versions", "write_energy_page"]
 
 PAGE = "index.html"
 """The name of the page in its folder."""
 
 PICTURES = (".png", ".svg")
 """How the names of the pictures beside it end."""
+
+FIGURE = re.compile(rf"(convergence|groups|timeline|memory|sparsity-\d+)({'|'.join(map(re.escape, PICTURES))})")
+"""The names of these pictures."""
 
 MARK = '<meta name="generator" content="tilewise">'
 """What tells the pages that are written here from others; it stands among their first bytes."""

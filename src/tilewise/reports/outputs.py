@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 
 from tilewise.errors import InputError, StorageError
-from tilewise.reports.energy_page import PAGE, PICTURES, is_energy_page
+from tilewise.reports.energy_page import FIGURE, PAGE, PICTURES, is_energy_page
 from tilewise.reports.plots import new_figure
 from tilewise.tensors.drafts import draft, fcntl
 
@@ -148,6 +148,7 @@ def check_report(folder: Path | None, option: str) -> None:
             raise InputError(f"{place} is no folder. One, or a name for a new one, is expected. Correct {option}.")
         if place is folder:
             _check_page(folder / PAGE, option)
+            _check_pictures(folder, option)
         else:
             _try_folder(place)
     except OSError as error:
@@ -162,6 +163,18 @@ def _check_page(page: Path, option: str) -> None:
             f"{page} is not a report of tilewise. Expected a folder without it, or with an earlier report. Name "
             f"another folder with {option}."
         )
+
+
+def _check_pictures(folder: Path, option: str) -> None:
+    """Raise if pictures of a report would be written over those of somebody else: there is no report yet."""
+    if (folder / PAGE).exists():
+        return
+    for path in folder.iterdir():
+        if FIGURE.fullmatch(path.name):
+            raise InputError(
+                f"{path} has the name of a picture of a report. Expected a folder without it, or with an earlier "
+                f"report. Name another folder with {option}."
+            )
 
 
 def _is_there(path: Path) -> bool:
