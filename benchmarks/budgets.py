@@ -36,7 +36,7 @@ def least_bytes(mf: Any, tile: int | None = None) -> int:
 def budget_row(mf: Any, memory: str | int) -> tuple[str, ...]:
     """A budget, the peak within it, and what is on disk then."""
     plan = CCSD(mf, memory=memory).plan()
-    away = (["DIIS"] if plan.diis_on_disk else []) + sorted(plan.elsewhere)
+    away = (["DIIS"] if plan.diis_on_disk else []) + list(plan.elsewhere)
     return (memory if isinstance(memory, str) else bytes_text(memory), bytes_text(plan.peak_bytes), ", ".join(away))
 
 

@@ -12,9 +12,13 @@ one thread in each call, since it calls BLAS from threads of its own.
 converged energies.
 `triples`: the (T) correction alone.
 `memory`: growth of resident memory from a solved mean field on: PySCF with its own defaults, then ours within a third
-of that, in a control group; and the time per iteration against ours with free memory (Linux).
-`ladder`: flops of the particle-particle ladder per second over the dense GEMM peak, sampled between the runs.
-`nwchem`: NWChem's tensor contraction engine, one rank per thread, where it is installed.
+of that, in a control group; and the time per iteration against ours with free memory (Linux). The time within the
+budget is taken twice: where the system keeps what was written to scratch files in memory that nobody uses, and in the
+control group, whose share of that memory is counted too, so that tensors on disk come from the disk.
+`ladder`: flops of the particle-particle ladder per second over the dense GEMM peak, sampled between the runs; also with
+the time of folding, which makes its pair combinations and those of smaller terms, and adds up the results.
+`nwchem`: NWChem's tensor contraction engine, one rank per thread, where it is installed: one run of its own mean field,
+before ours.
 
 Energies that differ, and contenders that fail, end the run with exit code 1 after all else is done.
 """
@@ -211,10 +215,23 @@ def made(args: argparse.Namespace) -> Method:
         return Gemm(GEMMS[args.worker], args.threads)
     problem, make = PROBLEMS[args.problem], METHODS[args.worker]
     small = replace(PROBLEMS[TRIAL], symmetry=problem.symmetry)
-    trial = make(small.mean_field(), small.frozen, None)
+    mf = small.mean_field()
+    trial = make(mf, small.frozen, None if args.memory is None else least_budget(mf, small.frozen))
     trial.iterate(WARM_UP_CYCLES)
     trial.triples(TOLERANCE, MOST_CYCLES)
     return make(problem.mean_field(), problem.frozen, args.memory)
+
+
+def least_budget(mf: Any, frozen: int) -> int:
+    """The smallest that ours will do with."""
+    from tilewise.chemistry import CCSD_T
+    from tilewise.errors import MemoryBudgetError
+
+    try:
+        CCSD_T(mf, frozen, memory=1, verbose=0).plan()
+    except MemoryBudgetError as error:
+        return error.least_bytes
+    raise AssertionError("one byte is no budget")
 
 
 def grow(method: Method, cycles: int, group_bytes: int | None) -> dict[str, Any]:
@@ -436,34 +453,36 @@ def memory_problem(name: str, args: argparse.Namespace) -> Row:
     """One line of `memory`."""
     theirs, free = grown("pyscf", name, args), grown("ours", name, args)
     budget = max(LEAST_BUDGET, int(BUDGET_SHARE * theirs["growth"]))
-    confined = grown("ours", name, args, budget)
+    confined = [grown("ours", name, args, budget) for _ in range(args.reps)]
     with working("ours", name, args) as wide, working("ours", name, args, budget) as narrow:
         answers = in_turns({"wide": wide, "narrow": narrow}, args)
-    growth = confined["growth"] / budget
+    most = max(answer["growth"] for answer in confined)
+    growth = most / budget
     slowdown = per_iteration(answers["narrow"]).median / per_iteration(answers["wide"]).median
     line = (
         name,
         f"{theirs['growth'] * 1e-6:.0f}",
         f"{free['growth'] * 1e-6:.0f} ({free['planned'] * 1e-6:.0f})",
         f"{budget * 1e-6:.0f}",
-        f"{confined['growth'] * 1e-6:.0f} ({confined['planned'] * 1e-6:.0f})",
+        f"{most * 1e-6:.0f} ({confined[0]['planned'] * 1e-6:.0f})",
         f"{growth:.2f} ({verdict(growth <= MOST_GROWTH)})",
-        confined["group"],
+        confined[0]["group"],
         with_range(per_iteration(answers["wide"])),
         with_range(per_iteration(answers["narrow"])),
         f"{ratios(answers['narrow'], answers['wide'])}: {verdict(slowdown <= MOST_SLOWDOWN)}",
+        ratios(confined, answers["wide"]),
     )
-    return line, disagreement(f"{name} after {args.cycles} iterations", confined["energy"], free["energy"])
+    return line, disagreement(f"{name} after {args.cycles} iterations", confined[0]["energy"], free["energy"])
 
 
 NO_WORK = (0.0, 0)
 """Of a group of terms that an iteration has not, such as the ladder's slices where the integrals are held."""
 
 
-def term_rate(answers: Sequence[Mapping[str, Any]], term: str) -> Spread:
-    """GF/s of a term, iteration by iteration."""
-    parts = [record[term] for answer in answers for record in answer["terms"]]
-    return spread([1e-9 * flops / seconds for seconds, flops in parts])
+def term_rate(answers: Sequence[Mapping[str, Any]], *terms: str) -> Spread:
+    """GF/s of terms taken together, iteration by iteration."""
+    parts = [[record[term] for term in terms] for answer in answers for record in answer["terms"]]
+    return spread([1e-9 * sum(flops for _, flops in each) / sum(seconds for seconds, _ in each) for each in parts])
 
 
 def term_share(answers: Sequence[Mapping[str, Any]], term: str) -> float:
@@ -489,6 +508,7 @@ def ladder_problem(name: str, args: argparse.Namespace) -> Row:
         f"{with_range(peaks[best])} {best}",
         with_range(ladder),
         f"{of_peak:.2f} ({verdict(of_peak >= LEAST_OF_PEAK)})",
+        f"{term_rate(own, 'ladder', 'folding').median / peaks[best].median:.2f}",
         with_range(rings),
         f"{ladder.median / rings.median:.2f} ({verdict(ladder.median >= rings.median)})",
         *(f"{100 * term_share(own, term):.0f}" for term in ("ladder", "ladder slices", "rings")),
@@ -535,13 +555,13 @@ PARTS: Mapping[str, Part] = {
         CONFINED,
         "problem | PySCF grew MB | ours, free (planned) MB | budget MB | ours within it (planned) MB | "
         f"growth / budget | control group of {GROUP_MARGIN} times | free s per iteration | "
-        f"within it s per iteration | ratio (rounds), at most {MOST_SLOWDOWN:g}",
+        f"within it s per iteration | ratio (rounds), at most {MOST_SLOWDOWN:g} | ratio in the control group",
     ),
     "ladder": Part(
         ladder_problem,
         LADDERS,
         f"problem | occupied/virtual | dense peak GF/s | ladder GF/s | of peak, at least {LEAST_OF_PEAK} | "
-        "rings GF/s | ladder / rings, at least 1 | ladder % of time | its slices % | rings %",
+        "with folding | rings GF/s | ladder / rings, at least 1 | ladder % of time | its slices % | rings %",
     ),
     "nwchem": Part(
         nwchem_problem,

@@ -1,7 +1,9 @@
-"""zeros, random, from_dense and from_blocks."""
+"""zeros, random, from_dense and from_blocks, and what from_function takes."""
 
 from __future__ import annotations
 
+import pickle
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -293,6 +295,14 @@ WRONG_MAKERS = [
         r"spaces.*pattern",
         id="random of two things",
     ),
+    pytest.param(
+        lambda: tw.from_function(np.zeros, (I,), working_bytes=-8), r"working_bytes=-8.*least 0.*integer", id="negative"
+    ),
+    pytest.param(
+        lambda: tw.from_function(np.zeros, (I,), working_bytes=2.5),  # type: ignore[arg-type]
+        r"working_bytes= is 2\.5.*integer",
+        id="half a byte",
+    ),
     pytest.param(lambda: tw.Space([2, 0]), r"0", id="empty tile"),
     pytest.param(lambda: tw.Space([2, -1]), r"-1", id="negative tile"),
     pytest.param(lambda: tw.Space([2.5]), r"2\.5", id="fractional tile"),
@@ -303,6 +313,35 @@ WRONG_MAKERS = [
 def test_wrong_makers_are_named(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(tw.InputError, match=message):
         make()
+
+
+def summed(index: tuple[int, ...]) -> Any:
+    """A block, made of four of its size."""
+    return np.ones((4, 100, 100)).sum(axis=0)
+
+
+def test_what_a_function_takes_besides_a_block_counts() -> None:
+    """Once for each block that is made at once, as Python's own memory tracer sees it."""
+    space, besides = tw.Space([100] * 4), 4 * 80_000
+    plain, honest = (tw.from_function(summed, (space, space), working_bytes=said) for said in (0, besides))
+    with tw.engine("threads", workers=3):
+        peaks = [tw.plan("ij->", each, memory="1GB").peak_bytes for each in (plain, honest)]
+        assert peaks[1] - peaks[0] == 3 * (besides - 80_000)  # in place of what checking a block takes
+        with pytest.raises(tw.MemoryBudgetError) as error:
+            tw.plan("ij->", honest, memory=0)
+        least = error.value.least_bytes
+        tw.einsum("ij->", honest, memory=least)
+        tracemalloc.start()
+        tw.einsum("ij->", honest, memory=least)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert besides < peak <= least + 100_000  # objects of Python
+
+
+def test_another_process_knows_what_making_a_block_takes() -> None:
+    made = tw.from_function(summed, (I, I), working_bytes=800)
+    storage, copied = made.storage, pickle.loads(pickle.dumps(made)).storage  # noqa: S301
+    assert (copied.working_bytes, copied.largest_bytes) == (800, storage.largest_bytes)  # type: ignore[attr-defined]
 
 
 @given(st.data())

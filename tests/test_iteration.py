@@ -21,9 +21,11 @@ from tilewise.engines.folding import Folding, fold
 from tilewise.expressions.equations import Statement, parse_equations
 from tilewise.iteration import Given, Iteration, Letters, allowed_pattern, bytes_on_rank
 from tilewise.patterns import Pattern, Symmetry
+from tilewise.plans import Plan
 from tilewise.spaces import Pairs, Space
 from tilewise.tensors.elsewhere import make_elsewhere
 from tilewise.tensors.files import ScratchFile
+from tilewise.trace import MEMORY
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, tw.BlockTensor]
@@ -299,6 +301,30 @@ def test_measured_times_replace_projected_ones() -> None:
     assert whole.seconds == sum(sorted(step.seconds)[1] for step in whole.steps)
     latest = sum(seconds for seconds, _ in whole.by_group(latest=True).values())
     assert latest == pytest.approx(sum(step.seconds[2] for step in whole.steps), rel=1e-12)
+
+
+def test_what_comes_from_elsewhere_is_told_apart() -> None:
+    """Reading h from disk is nothing that its terms compute: it is counted as their slices, without flops."""
+    tensors = random_tensors(MIDDLE, CHAIN_GIVEN)
+    given = patterns_of(tensors) | {"h": make_elsewhere(tensors["h"].pattern, current_engine())}
+    whole = Iteration(parse_equations(CHAIN), MIDDLE, given, ["r"], memory=PLENTY)
+    assert set(whole.by_group()) == {"one", "two", "three"}
+    whole.run(tensors | {"h": on_disk(tensors["h"])})
+    for latest in (False, True):
+        groups = whole.by_group(latest=latest)
+        assert set(groups) == {"one", "two", "two slices", "three", "three slices"}
+        assert groups["two slices"][1] == groups["three slices"][1] == 0
+        assert min(seconds for seconds, _ in groups.values()) > 0
+        assert sum(seconds for seconds, _ in groups.values()) == pytest.approx(whole.seconds, rel=1e-12)
+    (read,) = (level for level in plan_of(whole, "C").runs[-1].of(MEMORY))
+    assert whole.by_group()["two slices"][0] == read.waited_seconds
+
+
+def plan_of(whole: Iteration, target: str) -> Plan:
+    """The plan of the term that makes a tensor."""
+    made = next(step.plan for step in whole.steps if step.statement.target.name == target)
+    assert isinstance(made, Plan)
+    return made
 
 
 def test_callers_are_asked_between_terms_and_see_each_target() -> None:

@@ -102,6 +102,7 @@ def from_function(
     dtype: npt.DTypeLike = np.float64,
     cost: float | Sequence[float] = 0.0,
     thread_safe: bool = True,
+    working_bytes: int = 0,
 ) -> BlockTensor:
     """A tensor whose blocks are made when a contraction needs them, and dropped after their last use.
 
@@ -120,6 +121,9 @@ def from_function(
         Seconds it takes to make a block: one number, or one per block in the order of ``pattern.index``.
     thread_safe : bool
         Whether several threads may call the function at once.
+    working_bytes : int
+        Most bytes that a call of the function holds at any time besides the block that it returns; they count towards
+        the memory of a contraction as the block does.
 
     Examples
     --------
@@ -137,7 +141,7 @@ def from_function(
             f"from_function was given the spaces {tuple(spaces)} and a pattern over {pattern.spaces}. Expected equal "
             "spaces, tile by tile. Leave spaces away: a pattern has its own."
         )
-    return make_generated(make_block, pattern, dtype, cost, thread_safe, current_engine())
+    return make_generated(make_block, pattern, dtype, cost, thread_safe, current_engine(), working_bytes)
 
 
 def load(path: str | os.PathLike[str], *, on_disk: bool = False) -> BlockTensor:

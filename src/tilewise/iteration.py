@@ -22,6 +22,7 @@ from tilewise.plans.sharing import is_small
 from tilewise.spaces import Pairs, Space
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.elsewhere import make_elsewhere
+from tilewise.trace import MEMORY, Trace
 
 __all__ = ["Iteration", "PlannedStep", "allowed_pattern", "bytes_on_rank"]
 
@@ -30,6 +31,9 @@ Given = BlockTensor | Pattern
 Check = Callable[[str, BlockTensor, str], None]
 
 DOUBLE = np.dtype(np.float64)
+
+SLICES = "slices"
+"""Ends the name of a group's time in which slices of operands were read or made and nothing was multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class PlannedStep:
     """Whether the contraction makes the target itself, instead of adding to what is there or to zeros."""
     seconds: list[float] = field(default_factory=list)
     """What each run took."""
+    slice_seconds: list[float] = field(default_factory=list)
+    """How much of it went by with reading or making slices of operands, while nothing was multiplied."""
 
     @property
     def flops(self) -> int:
@@ -67,6 +73,25 @@ class PlannedStep:
         if self.seconds:
             return median(self.seconds)
         return 0.0 if self.plan is None else self.plan.seconds
+
+    def split_seconds(self, *, latest: bool) -> tuple[float, float]:
+        """Time of the work itself and that of slices, as they are expected or in the latest run."""
+        if not self.seconds:
+            return self.expected_seconds, 0.0
+        whole, slices = (each[-1] if latest else median(each) for each in (self.seconds, self.slice_seconds))
+        return max(whole - slices, 0.0), slices
+
+    def note(self, seconds: float) -> None:
+        """Write down what a run took."""
+        self.seconds.append(seconds)
+        self.slice_seconds.append(sum(level.waited_seconds for trace in self._traces() for level in trace.of(MEMORY)))
+
+    def _traces(self) -> tuple[Trace, ...]:
+        """What happened in the latest run."""
+        if self.plan is None:
+            return ()
+        plans = (self.plan,) if isinstance(self.plan, Plan) else tuple(step.plan for step in self.plan.steps)
+        return tuple(each.runs[-1] for each in plans if each.runs)
 
 
 class Iteration:
@@ -123,12 +148,22 @@ class Iteration:
         return sum(step.expected_seconds for step in self.steps)
 
     def by_group(self, *, latest: bool = False) -> dict[str, tuple[float, int]]:
-        """Seconds and floating-point operations of each group of terms, as they are expected or in the latest run."""
+        """Seconds and floating-point operations of each group of terms, as they are expected or in the latest run.
+
+        What a group spent on reading or making slices of operands, while nothing was multiplied, is a group of its own:
+        its name ends with "slices".
+        """
         found: dict[str, tuple[float, int]] = {}
+
+        def add(name: str, seconds: float, flops: int) -> None:
+            before = found.get(name, (0.0, 0))
+            found[name] = (before[0] + seconds, before[1] + flops)
+
         for step in self.steps:
-            seconds, flops = found.get(step.statement.group, (0.0, 0))
-            took = step.seconds[-1] if latest else step.expected_seconds
-            found[step.statement.group] = (seconds + took, flops + step.flops)
+            work, slices = step.split_seconds(latest=latest)
+            add(step.statement.group, work, step.flops)
+            if slices > 0:
+                add(f"{step.statement.group} {SLICES}", slices, 0)
         return found
 
     def run(
@@ -161,7 +196,7 @@ class Iteration:
             begin = time.perf_counter()
             name = step.statement.target.name
             alive[name] = self._do(step, alive)
-            step.seconds.append(time.perf_counter() - begin)
+            step.note(time.perf_counter() - begin)
             if check is not None:
                 check(name, alive[name], str(step.statement))
             for freed in step.frees:

@@ -47,6 +47,11 @@ class Level:
     """Time in which both went on."""
 
     @property
+    def waited_seconds(self) -> float:
+        """Time in which something came or left and nothing was computed."""
+        return self.transfer_seconds - self.overlap_seconds
+
+    @property
     def hidden(self) -> float:
         """The share of the shorter of transfer and compute that went on beside the other."""
         shorter = min(self.transfer_seconds, self.compute_seconds)

@@ -103,6 +103,36 @@ def test_a_start_over_the_orbitals_of_each_rank() -> None:
     assert method.cycles <= 3
 
 
+def test_a_start_that_the_first_rank_alone_has() -> None:
+    mf = mean_field_of("water", "sto-3g")
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        expected = converge_pyscf(cc.CCSD(mf))
+        given = (expected.t1, expected.t2) if engine.rank == 0 else (None, None)
+        method = CCSD(mf, tile=4, **TIGHT)
+        energy, *_ = method.kernel(*given)
+        assert energy == engine.of_first(energy)
+    assert energy == pytest.approx(expected.e_corr, rel=0, abs=1e-8)
+    assert method.cycles <= 3
+
+
+def test_what_is_wrong_with_a_start_is_told_by_all() -> None:
+    mf, unlike = mean_field_of("water", "sto-3g"), "Expected the same tensor on every rank"
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        if engine.ranks == 1:
+            return
+        doubles, array = CCSD(mf, tile=4, max_cycle=1).run().t2, np.zeros((2, 2))
+        first, last = 0, engine.ranks - 1
+        for rank, value, message in (
+            (first, array, r"t2= has shape \(2, 2\)"),
+            (first, doubles, unlike),
+            (last, doubles, unlike),
+            (last, array, unlike),
+        ):
+            with pytest.raises(InputError, match=message):
+                CCSD(mf, tile=4).kernel(None, value if engine.rank == rank else None)
+            assert engine.of_first(engine.rank) == 0  # no rank waits for another any more
+
+
 @pytest.mark.slow
 def test_frozen_core_and_a_start() -> None:
     mf = mean_field_of("water", "6-31g")

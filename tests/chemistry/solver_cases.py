@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 import tilewise as tw
 from references import stored_bytes
+from tilewise.chemistry.checkpoint import Checkpoint
 from tilewise.chemistry.diis import Amplitudes
 from tilewise.chemistry.solver import Check, Options, Outcome, solve
 from tilewise.patterns import Pattern
@@ -18,6 +20,8 @@ from tilewise.patterns import Pattern
 Array = npt.NDArray[Any]
 
 TIGHT = Options(conv_tol=1e-12, conv_tol_normt=1e-11, max_cycle=100)
+
+DIGEST = b"a problem"
 
 
 class Toy:
@@ -86,10 +90,47 @@ class Toy:
         return solve(self.start(), self.energy, self.update, options, **more)
 
 
+class Waves:
+    """A fixed-point problem whose iteration needs no contraction, so that a process is quick to start."""
+
+    options = Options(conv_tol=1e-9, conv_tol_normt=1e-8, diis_space=4)
+
+    def __init__(self) -> None:
+        self.rows, self.cols = tw.Space([2, 3], name="rows", irrep=[0, 1]), tw.Space([3, 4], name="cols", irrep=[0, 1])
+        self.updates: list[int] = []
+
+    def start(self) -> Amplitudes:
+        values = np.random.default_rng(1).normal(size=(5, 7))
+        return {
+            "t1": tw.from_dense(values[:, :7], (self.rows, self.cols)),
+            "t2": tw.from_dense(values[0], (self.cols,)),
+        }
+
+    def update(self, amplitudes: Amplitudes, check: Check) -> Amplitudes:
+        slopes = np.linspace(-0.4, 0.6, 7)
+
+        def bend(block: Any, at: tuple[int, ...]) -> Any:
+            part = slopes[at[-1] : at[-1] + block.shape[-1]]
+            return 0.3 + part * np.sin(block) + 0.02 * block**2
+
+        self.updates.append(len(self.updates))
+        return {name: tensor.map(bend) for name, tensor in amplitudes.items()}
+
+    @staticmethod
+    def energy(amplitudes: Amplitudes) -> float:
+        return float(sum(tensor.to_dense().sum() for tensor in amplitudes.values()))
+
+    def solve(self, path: Path | None = None, most: int = 200, **more: Any) -> Outcome:
+        options = Options(most, 1e-9, 1e-8, more.pop("space", 4))
+        checkpoint = None if path is None else Checkpoint(path, DIGEST)
+        return solve(self.start(), self.energy, self.update, options, checkpoint=checkpoint, **more)
+
+
 def bits(outcome: Outcome) -> str:
     """All that must be the same in two runs."""
-    summary = hashlib.sha256(repr((outcome.e_corr, outcome.cycles, outcome.history)).encode())
+    told = outcome.converged, outcome.e_corr, outcome.cycles, outcome.history
+    summary = hashlib.sha256(repr(told).encode())
     for name, tensor in outcome.amplitudes.items():
-        data, index, _, _ = stored_bytes(tensor)
-        summary.update(name.encode() + data + index)
+        *parts, bound = stored_bytes(tensor)
+        summary.update(b"".join([name.encode(), *parts, repr(bound).encode()]))
     return summary.hexdigest()

@@ -1,17 +1,12 @@
-"""Checkpoints of amplitudes: killed, damaged and continued runs end with the bits of one that never stopped."""
+"""Checkpoints of amplitudes: damaged and continued runs end with the bits of one that never stopped."""
 
 from __future__ import annotations
 
 import errno
 import os
-import random
 import re
-import signal
-import subprocess
-import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,63 +16,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tilewise as tw
-from engines.processes import TESTS, source_environment
-from references import stored_bytes
+from chemistry.solver_cases import DIGEST, Waves, bits
 from tilewise.chemistry.checkpoint import Checkpoint
 from tilewise.chemistry.diis import Amplitudes
 from tilewise.chemistry.solver import Check, Options, Outcome, solve
 from tilewise.errors import InputError, StorageError
 from tilewise.tensors.files import Header
 
-DIGEST = b"a problem"
-
-
-class Waves:
-    """A fixed-point problem whose iteration needs no contraction, so that a process is quick to start."""
-
-    options = Options(conv_tol=1e-9, conv_tol_normt=1e-8, diis_space=4)
-
-    def __init__(self) -> None:
-        self.rows, self.cols = tw.Space([2, 3], name="rows", irrep=[0, 1]), tw.Space([3, 4], name="cols", irrep=[0, 1])
-        self.updates: list[int] = []
-
-    def start(self) -> Amplitudes:
-        values = np.random.default_rng(1).normal(size=(5, 7))
-        return {
-            "t1": tw.from_dense(values[:, :7], (self.rows, self.cols)),
-            "t2": tw.from_dense(values[0], (self.cols,)),
-        }
-
-    def update(self, amplitudes: Amplitudes, check: Check) -> Amplitudes:
-        slopes = np.linspace(-0.4, 0.6, 7)
-
-        def bend(block: Any, at: tuple[int, ...]) -> Any:
-            part = slopes[at[-1] : at[-1] + block.shape[-1]]
-            return 0.3 + part * np.sin(block) + 0.02 * block**2
-
-        self.updates.append(len(self.updates))
-        return {name: tensor.map(bend) for name, tensor in amplitudes.items()}
-
-    @staticmethod
-    def energy(amplitudes: Amplitudes) -> float:
-        return float(sum(tensor.to_dense().sum() for tensor in amplitudes.values()))
-
-    def solve(self, path: Path | None = None, most: int = 200, **more: Any) -> Outcome:
-        options = Options(most, 1e-9, 1e-8, more.pop("space", 4))
-        checkpoint = None if path is None else Checkpoint(path, DIGEST)
-        return solve(self.start(), self.energy, self.update, options, checkpoint=checkpoint, **more)
-
-
-def bits(outcome: Outcome) -> tuple[Any, ...]:
-    tensors = tuple(stored_bytes(tensor) for tensor in outcome.amplitudes.values())
-    return outcome.converged, outcome.cycles, outcome.history, tensors
-
 
 @pytest.fixture(scope="module")
-def expected() -> tuple[Any, ...]:
-    found = bits(Waves().solve())
-    assert found[0]
-    assert found[1] > 15
+def expected() -> Outcome:
+    found = Waves().solve()
+    assert found.converged
+    assert found.cycles > 15
     return found
 
 
@@ -108,7 +59,7 @@ def tensor_files(path: Path) -> dict[int, set[str]]:
 
 
 @pytest.mark.parametrize("stops", [[1], [2, 3], [5, 6, 7, 11], list(range(1, 12))], ids=str)
-def test_a_run_that_was_stopped_ends_with_the_same_bits(path: Path, expected: Any, stops: list[int]) -> None:
+def test_a_run_that_was_stopped_ends_with_the_same_bits(path: Path, expected: Outcome, stops: list[int]) -> None:
     done = 0
     for most in stops:
         waves = Waves()
@@ -117,8 +68,8 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(path: Path, expected: An
         assert len(waves.updates) == most - done
         done = most
     waves = Waves()
-    assert bits(waves.solve(path)) == expected
-    assert len(waves.updates) == expected[1] - done
+    assert bits(waves.solve(path)) == bits(expected)
+    assert len(waves.updates) == expected.cycles - done
 
 
 @pytest.mark.parametrize(
@@ -148,7 +99,7 @@ def test_every_kind_of_iteration_goes_on(path: Path, more: dict[str, Any]) -> No
     assert bits(found) == bits(whole)
 
 
-def test_a_run_that_has_converged_is_not_repeated_and_goes_on_to_tighter_limits(path: Path, expected: Any) -> None:
+def test_a_run_that_has_converged_is_not_repeated_and_goes_on_to_tighter_limits(path: Path, expected: Outcome) -> None:
     waves = Waves()
     loose = Options(conv_tol=1e-4, conv_tol_normt=1e-3, diis_space=4)
     first = solve(waves.start(), waves.energy, waves.update, loose, checkpoint=Checkpoint(path, DIGEST))
@@ -158,15 +109,15 @@ def test_a_run_that_has_converged_is_not_repeated_and_goes_on_to_tighter_limits(
     assert not again.updates
     assert bits(found) == bits(first)
     tight = Waves()
-    assert bits(tight.solve(path)) == expected
-    assert len(tight.updates) == expected[1] - first.cycles
+    assert bits(tight.solve(path)) == bits(expected)
+    assert len(tight.updates) == expected.cycles - first.cycles
 
 
-def test_diis_can_have_less_or_more_space_than_before(path: Path, expected: Any) -> None:
+def test_diis_can_have_less_or_more_space_than_before(path: Path, expected: Outcome) -> None:
     for space, most in ((4, 5), (2, 8), (0, 10), (6, 200)):
         found = Waves().solve(path, most, space=space)
     assert found.converged
-    assert found.e_corr == pytest.approx(expected[2][-1].e_corr, abs=1e-7)
+    assert found.e_corr == pytest.approx(expected.e_corr, abs=1e-7)
 
 
 def test_amplitudes_that_no_generation_names_are_removed(path: Path) -> None:
@@ -209,12 +160,12 @@ def test_remove_leaves_nothing(path: Path) -> None:
     assert path.read_text() == "of the user"
 
 
-def test_without_its_manifest_a_run_begins_anew(path: Path, expected: Any) -> None:
+def test_without_its_manifest_a_run_begins_anew(path: Path, expected: Outcome) -> None:
     Waves().solve(path, 9)
     path.unlink()
     waves = Waves()
-    assert bits(waves.solve(path)) == expected
-    assert len(waves.updates) == expected[1]
+    assert bits(waves.solve(path)) == bits(expected)
+    assert len(waves.updates) == expected.cycles
     assert min(tensor_files(path)) > 9
 
 
@@ -342,7 +293,7 @@ DAMAGES: tuple[Callable[[Path, int], None], ...] = (flip, cut, lose, swap)
     ],
 )
 def test_a_damaged_newest_generation_falls_back_to_the_one_before(
-    path: Path, expected: Any, name: str, damage: Callable[[Path, int], None]
+    path: Path, expected: Outcome, name: str, damage: Callable[[Path, int], None]
 ) -> None:
     Waves().solve(path, 9)
     damage(path.parent / name, 700)
@@ -350,7 +301,7 @@ def test_a_damaged_newest_generation_falls_back_to_the_one_before(
     with pytest.warns(RuntimeWarning, match=r"The newest generation of the checkpoint .*goes on after iteration 8\."):
         found = waves.solve(path, 10)
     assert len(waves.updates) == 2
-    assert bits(Waves().solve(path)) == expected  # without a warning
+    assert bits(Waves().solve(path)) == bits(expected)  # without a warning
     assert found.cycles == 10
 
 
@@ -419,7 +370,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_is_noticed_or_does_no_harm(
-    snapshot: dict[str, bytes], expected: Any, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    snapshot: dict[str, bytes], expected: Outcome, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("damaged")
     for name, content in snapshot.items():
@@ -431,7 +382,7 @@ def test_any_damage_is_noticed_or_does_no_harm(
         found = Waves().solve(folder / "run.h5")
     old = re.fullmatch(r"run\.h5\.(\d+)\.t\d\.h5", victim.name)  # which both generations need
     if old is None or int(old[1]) == 16:
-        assert bits(found) == expected
+        assert bits(found) == bits(expected)
     for name, tensor in Waves().solve(folder / "new.h5").amplitudes.items():
         np.testing.assert_allclose(found.amplitudes[name].to_dense(), tensor.to_dense(), rtol=0, atol=1e-7)
 
@@ -442,7 +393,7 @@ def test_any_damage_is_noticed_or_does_no_harm(
 @pytest.mark.parametrize("call", [1, 3, 5, 7, 15])
 @pytest.mark.parametrize("name", ["pwrite", "write", "fsync", "replace"])
 def test_a_full_disk_leaves_the_generations_as_they_were(
-    path: Path, expected: Any, name: str, call: int, monkeypatch: pytest.MonkeyPatch
+    path: Path, expected: Outcome, name: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Waves().solve(path, 6)
     before, count, function = path.read_bytes(), [0], getattr(os, name)
@@ -460,154 +411,4 @@ def test_a_full_disk_leaves_the_generations_as_they_were(
     assert not list(path.parent.glob(".*draft"))
     if call == 1:
         assert path.read_bytes() == before
-    assert bits(Waves().solve(path)) == expected
-
-
-# Killed
-
-KILLED = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from chemistry.test_cc_checkpoint import die_at_calls, die_at_random
-
-os.fsync = lambda handle: None  # what a killed process has written is there without
-kind, path, count, seed = sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
-(die_at_calls if kind == "calls" else die_at_random)(path, count, seed)
-"""
-
-
-def run_kills(kind: str, path: Path, count: int, seed: int = 0) -> str:
-    """Kill so many runs, each a fork of one process in which all is imported and no thread was started."""
-    arguments = [sys.executable, "-c", KILLED, str(TESTS), kind, str(path), str(count), str(seed)]
-    environment = source_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def forked(work: Callable[[], object]) -> Iterator[int]:
-    """Run something in a process of its own: its number first, then, if asked again, how it ended."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException as error:
-            os.write(2, f"{error!r}\n".encode())
-            os._exit(1)
-    yield child
-    yield os.waitpid(child, 0)[1]
-
-
-def solve_with_diary(path: Path) -> None:
-    """Go on, and note in a file what is begun and what is done; each note is there before anything else happens."""
-    diary = os.open(path.with_name("diary"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    waves = Waves()
-
-    def update(amplitudes: Amplitudes, check: Check) -> Amplitudes:
-        os.write(diary, b"begin\n")
-        return waves.update(amplitudes, check)
-
-    def note(facts: dict[str, Any]) -> None:
-        os.write(diary, f"done {facts['cycle']}\n".encode())
-
-    checkpoint = Checkpoint(path, DIGEST)
-    found = solve(waves.start(), waves.energy, update, waves.options, checkpoint=checkpoint, callback=note)
-    path.with_name("bits").write_text(repr(bits(found)))
-
-
-def check_diary(path: Path, kills: int, cycles: int) -> None:
-    """No iteration that was done is begun again: all beginnings but those that a kill cut off are of another one."""
-    lines = path.with_name("diary").read_text().splitlines()
-    numbers = [int(line.split()[1]) for line in lines if line.startswith("done")]
-    assert numbers == sorted(set(numbers)), "a cycle was done twice"
-    begun = lines.count("begin")
-    assert begun <= cycles + kills, f"{begun} cycles were begun"
-
-
-def finish(path: Path, kills: int, whole: Outcome) -> None:
-    """Go on to the end, without a kill, and compare with a run that was never stopped."""
-    *_, code = forked(lambda: solve_with_diary(path))
-    assert code == 0
-    assert path.with_name("bits").read_text() == repr(bits(whole)), "other bits"
-    check_diary(path, kills, whole.cycles)
-    path.with_name("diary").unlink()
-
-
-def die_at_random(path: Path, count: int, seed: int) -> None:
-    """Kill runs at random moments, a few in each run's life."""
-    chance, kills, whole = random.Random(seed), 0, Waves().solve()
-    begin = time.monotonic()
-    *_, code = forked(lambda: solve_with_diary(path))
-    assert code == 0
-    seconds = time.monotonic() - begin
-    while kills < count:
-        for each in (*path.parent.glob("run*"), *path.parent.glob("diary")):
-            each.unlink()
-        here = 0
-        while here < 5:
-            life = forked(lambda: solve_with_diary(path))
-            child = next(life)
-            time.sleep(chance.uniform(0, 0.3 * seconds))
-            os.kill(child, signal.SIGKILL)
-            code = next(life)
-            if os.WIFEXITED(code):
-                assert os.WEXITSTATUS(code) == 0
-                break  # it was faster
-            here += 1
-        finish(path, here, whole)
-        kills += here
-    print(f"{kills} kills")
-
-
-def die_at_calls(path: Path, count: int, stride: int) -> None:
-    """End the process at the n-th call that changes files after a run's middle, for so many n."""
-    whole, calls = Waves().solve(), ("open", "write", "pwrite", "fsync", "replace", "unlink")
-    *_, code = forked(lambda: Waves().solve(path, 8))
-    assert code == 0
-    folder = {each.name: each.read_bytes() for each in path.parent.iterdir()}
-    for number in range(0, count * stride, stride):
-        for each in path.parent.iterdir():
-            each.unlink()
-        for name, content in folder.items():
-            (path.parent / name).write_bytes(content)
-
-        def die(number: int = number) -> None:
-            left = [number]
-
-            def mortal(function: Callable[..., Any]) -> Callable[..., Any]:
-                def call(*arguments: Any, **named: Any) -> Any:
-                    if left[0] == 0:
-                        os._exit(9)
-                    left[0] -= 1
-                    return function(*arguments, **named)
-
-                return call
-
-            for name in calls:
-                setattr(os, name, mortal(getattr(os, name)))
-            solve_with_diary(path)
-
-        *_, code = forked(die)
-        assert os.WEXITSTATUS(code) == 9
-        finish(path, 1, whole)
-    print(f"{count} ends")
-
-
-def test_killed_at_random_moments(tmp_path: Path) -> None:
-    assert int(run_kills("random", tmp_path / "run.h5", 12).split()[0]) >= 12
-
-
-@pytest.mark.parametrize(
-    ("count", "stride"), [(10, 7), pytest.param(100, 1, marks=pytest.mark.slow)], ids=["some", "all"]
-)
-def test_ended_at_calls_that_change_files(tmp_path: Path, count: int, stride: int) -> None:
-    """Two iterations make fewer than 100."""
-    assert run_kills("calls", tmp_path / "run.h5", count, stride) == f"{count} ends\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_killed_at_many_random_moments(tmp_path: Path, seed: int) -> None:
-    assert int(run_kills("random", tmp_path / "run.h5", 60, seed).split()[0]) >= 60
+    assert bits(Waves().solve(path)) == bits(expected)

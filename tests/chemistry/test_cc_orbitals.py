@@ -13,13 +13,15 @@ import pytest
 from pyscf import cc, gto, scf, solvent
 
 import tilewise as tw
-from chemistry.cc_cases import TIGHT, converge_pyscf, mean_field_of, without_file
+from chemistry.cc_cases import TIGHT, converge_pyscf, least_memory, mean_field_of, without_file
 from chemistry.molecules import WATER
 from tilewise.chemistry import CCD, CCSD, DRCCD, MP2, four_index, integrals
 from tilewise.chemistry.checkpoint import Checkpoint
 from tilewise.chemistry.hamiltonian import Hamiltonian
+from tilewise.chemistry.method_plan import with_reserve
 from tilewise.chemistry.vectors import fitted_vectors
 from tilewise.errors import InputError, StorageError
+from tilewise.plans import budget
 
 
 def turned(mf: Any) -> Any:
@@ -46,6 +48,37 @@ def test_amplitudes_of_a_run_that_goes_on_are_those_of_the_mean_field(symmetry: 
     singles, doubles = again.to_pyscf()
     np.testing.assert_allclose(singles, expected.t1, rtol=0, atol=1e-7)
     np.testing.assert_allclose(doubles, expected.t2, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("symmetry", [False, True], ids=["no irreps", "irreps"])
+def test_tensors_of_a_run_that_goes_on_are_those_of_the_mean_field(symmetry: bool, tmp_path: Path) -> None:
+    """And another method can start from them."""
+    mf = mean_field_of("water", "6-31g", symmetry)
+    other = turned(mf)
+    CCSD(mf, 1, tile=4, checkpoint=tmp_path / "run.h5", **TIGHT).run()
+    again = CCSD(other, 1, tile=4, checkpoint=tmp_path / "run.h5", **TIGHT).run()
+    fresh = CCSD(other, 1, tile=4, **TIGHT).run()
+    for found, expected in ((again.t1, fresh.t1), (again.t2, fresh.t2)):
+        assert found is not None
+        assert expected is not None
+        assert found.pattern.nnz_blocks == expected.pattern.nnz_blocks
+        np.testing.assert_allclose(found.to_dense(), expected.to_dense(), rtol=0, atol=1e-7)
+    begun = CCSD(other, 1, tile=4, max_cycle=0)
+    begun.kernel(again.t1, again.t2)
+    assert begun.e_corr == pytest.approx(again.e_corr, rel=0, abs=1e-9)
+
+
+def test_without_its_checkpoint_a_method_has_its_own_orbitals_again(tmp_path: Path) -> None:
+    mf, path = mean_field_of("water", "6-31g"), tmp_path / "run.h5"
+    other = turned(mf)
+    other.e_tot = mf.e_tot + 1e-6
+    CCSD(mf, checkpoint=path, max_cycle=1).run()
+    method = CCSD(other, checkpoint=path).run()
+    assert method.e_hf == mf.e_tot
+    method.checkpoint = None
+    method.run()
+    assert method.e_hf == other.e_tot
+    np.testing.assert_array_equal(method.reference.virtual, CCSD(other).reference.virtual)
 
 
 def test_a_start_is_turned_into_the_orbitals_of_the_checkpoint(tmp_path: Path) -> None:
@@ -171,9 +204,32 @@ def test_fitted_vectors_that_do_not_fit_are_in_a_file() -> None:
     assert small.held_bytes == 0
     mf = without_file(scf.RHF(mol).run(conv_tol=1e-12))
     free = CCSD(mf, integrals="df", **TIGHT).run()
-    for memory in ("40MB", "4MB"):
+    for memory in ("40MB", least_memory(CCSD, mf, integrals="df")):
         tight = CCSD(mf, integrals="df", memory=memory, **TIGHT).run()
         assert tight.e_corr == pytest.approx(free.e_corr, rel=0, abs=1e-9)
+
+
+def test_fitted_vectors_go_to_a_file_for_a_later_plan_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a run they are gone, and what is known of them is that they were in memory; they are made once more."""
+    mf = without_file(scf.RHF(gto.M(atom=WATER, basis="cc-pvdz", verbose=0)).run(conv_tol=1e-12))
+    method = CCSD(mf, [0, 1, 2, *range(7, 24)], integrals="df", max_cycle=2).run()  # vectors are most of it
+    expected, make, made = method.e_corr, method._new_vectors, []
+    enough = with_reserve(method.plan().build_bytes - fitted_vectors(mf).held_bytes // 2)
+
+    def count(memory: int, engine: Any) -> Any:
+        made.append(memory)
+        return make(memory, engine)
+
+    monkeypatch.setattr(method, "_new_vectors", count)
+    monkeypatch.setattr(budget, "free_memory", lambda: int(enough / budget.SHARE) + 1)
+    method.tile = None
+    assert method.run().e_corr == pytest.approx(expected, rel=0, abs=1e-10)
+    monkeypatch.setattr(budget, "free_memory", lambda: 1000)
+    method.tile = None
+    for _ in range(2):
+        with pytest.raises(tw.MemoryBudgetError):
+            method.plan()
+    assert made == [0]
 
 
 def test_drccd_has_no_ladder() -> None:
@@ -214,7 +270,7 @@ def test_orbitals_of_one_energy_and_other_irreps_may_come_in_another_order(tmp_p
     fresh = CCSD(other, **TIGHT).run()
     for found, expected in zip(again.to_pyscf(), fresh.to_pyscf(), strict=True):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7)
-    for given in (fresh.to_pyscf(), (fresh.t1, fresh.t2)):
+    for given in (fresh.to_pyscf(), (fresh.t1, fresh.t2), (again.t1, again.t2)):
         only_orbitals_left(tmp_path)
         begun = CCSD(other, checkpoint=path)
         begun.kernel(*given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ import tilewise as tw
 from chemistry.cc_cases import TIGHT, converge_pyscf, mean_field_of, tight_mean_field
 from chemistry.molecules import HYDROGEN
 from tilewise.chemistry import CCSD, CCSD_T, MP2
+from tilewise.chemistry import method as module
+from tilewise.chemistry.method_plan import reserved_bytes, with_reserve
 from tilewise.errors import ConvergenceError, InputError, MemoryBudgetError
+from tilewise.tensors.drafts import parse_scratch
 
 SAME = 1e-8
 
@@ -80,6 +84,42 @@ def test_what_is_set_late_is_checked(water: Any) -> None:
         method.run(integrals="exact", auxbasis="weigend")
     with pytest.raises(InputError, match=r"tol=0\.001 was given with integrals='df'"):
         MP2(water, integrals="df").run(tol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "late", "message"),
+    [
+        (CCSD, {"integrals": "density"}, "integrals='density' is unknown"),
+        (MP2, {"integrals": "density"}, "integrals='density' is unknown"),
+        (CCSD, {"auxbasis": "weigend"}, "auxbasis='weigend' was given with integrals='exact'"),
+        (CCSD, {"integrals": "df", "cholesky_tol": 1e-4}, r"cholesky_tol=0\.0001 was given with integrals='df'"),
+        (CCSD, {"integrals": "cholesky", "cholesky_tol": 0.0}, r"cholesky_tol=0\.0 is no tolerance"),
+    ],
+)
+def test_a_plan_takes_no_integrals_that_a_run_would_refuse(
+    water: Any, kind: Any, late: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        kind(water).set(**late).plan()
+
+
+def test_scratch_is_looked_at_once(water: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+
+    def count(folder: Any) -> str:
+        looked.append(folder)
+        return parse_scratch(folder)
+
+    monkeypatch.setattr(module, "parse_scratch", count)
+    assert CCSD(water, scratch=tmp_path).scratch == str(tmp_path)
+    assert looked == [tmp_path]
+    assert CCSD(water).scratch is None
+
+
+@pytest.mark.parametrize("needed", [0, 1, 1000, 10**6, *range(3 * 10**8, 5 * 10**8, 10**7), 10**12])
+def test_a_budget_with_the_reserve_is_just_enough(needed: int) -> None:
+    memory = with_reserve(needed)
+    assert needed <= memory - reserved_bytes(memory) <= needed + 2
 
 
 def test_a_run_that_fails_leaves_no_results_of_the_one_before(water: Any) -> None:

@@ -114,6 +114,48 @@ def test_the_name_of_the_basis_set_is_kept_for_density_fitting(tmp_path: Path) -
     assert fitted_vectors(read_chkfile(tmp_path / "a.chk")).count == fitted_vectors(mf.mol).count
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"O": "cc-pvdz", "H": "cc-pvdz"},
+        {"O": "cc-pvtz", "H": "6-31g(d,p)"},
+        {"default": "cc-pvdz", "H": "def2-svp"},
+        {"O": "cc-pvdz", "H": "cc-pvdz", "U": "ano-rcc"},
+    ],
+    ids=str,
+)
+def test_names_of_the_basis_sets_of_elements_are_kept_for_density_fitting(names: Any, tmp_path: Path) -> None:
+    mf = save(scf.RHF(make_mol(WATER, names)), tmp_path / "a.chk")
+    found = read_chkfile(tmp_path / "a.chk")
+    assert found.mol.basis == names
+    assert fitted_vectors(found).count == fitted_vectors(mf.mol).count
+    mf.mol.basis = mf.mol._basis  # without names
+    assert fitted_vectors(found).count != fitted_vectors(mf.mol).count
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'O': 'cc-pvdz', 'H': print('cc-pvdz')}",
+        "{'O': 'cc-pvdz'} | {'H': 'cc-pvdz'}",
+        "{'O': 'cc-pvdz', 'H': 'mine'}",
+        "{'O': '../mine', 'H': 'cc-pvdz'}",
+        "{'O': 'cc-pvdz', 'Q': 'cc-pvdz'}",
+        "{'O': 'cc-pvdz', 'H': [[0, [1.0, 1.0]]]}",
+        "{'O': 'cc-pvdz', 'H': 'cc-pvdz'" + ", 'H': 'cc-pvdz'" * 10_000,
+        "{}",
+    ],
+    ids=lambda text: text[:40],
+)
+def test_other_names_of_basis_sets_are_not_taken(
+    change: Any, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").write_text("H S\n1.0 print('evaluated')\n")
+    mol = read_chkfile(change({"basis": text})).mol
+    assert mol.basis is mol._basis
+
+
 def test_a_molecule_can_be_built_again(tmp_path: Path) -> None:
     mf = save(scf.RHF(make_mol(WATER, {"O": "6-31g", "H": "sto-3g"})), tmp_path / "a.chk")
     mol = read_chkfile(tmp_path / "a.chk").mol.copy()

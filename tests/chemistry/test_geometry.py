@@ -71,6 +71,7 @@ def test_benzene_of_the_examples_has_the_bonds_it_says() -> None:
         ("H 0 0 0\n", "starts with 'H 0 0 0'"),
         ("-1\n\n", "starts with '-1'"),
         ("0\n\n", "at least 1"),
+        pytest.param(f"{'9' * 5000}\n\nH 0 0 0\n", "starts with '9{40}'", id="a long number"),
         ("1.5\n\nH 0 0 0", "starts with '1.5'"),
         ("\u0662\n\nH 0 0 0\nH 0 0 1", "number of atoms, at least 1, on line 1"),
         ("1", "ends after its first line"),

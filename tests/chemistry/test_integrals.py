@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilewise
 from chemistry.molecules import ETHENE, HELIUM_CHAIN, HYDROGEN, WATER, make_mol
+from tilewise.chemistry import hamiltonian, integrals
 from tilewise.chemistry.geometry import Geometry
 from tilewise.chemistry.integrals import (
     AtomicOrbitals,
@@ -152,3 +155,17 @@ def test_hartree_fock_converges_tightly() -> None:
     mf = hartree_fock(make_mol(WATER, "6-31g"))
     assert mf.converged
     assert np.abs(mf.get_grad(mf.mo_coeff, mf.mo_occ)).max() < 1e-5
+
+
+def imported(module: str) -> set[str]:
+    """What the package takes from one of its modules."""
+    trees = [ast.parse(path.read_text()) for path in Path(tilewise.__file__).parent.rglob("*.py")]
+    statements = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {each.name for statement in statements if statement.module == module for each in statement.names}
+
+
+@pytest.mark.parametrize("module", [integrals, hamiltonian])
+def test_a_module_exports_what_others_take_from_it_and_nothing_that_is_not_its_own(module: Any) -> None:
+    assert imported(module.__name__) <= set(module.__all__)
+    own = {getattr(getattr(module, name), "__module__", module.__name__) for name in module.__all__}
+    assert own == {module.__name__}

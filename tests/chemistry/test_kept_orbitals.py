@@ -7,19 +7,26 @@ import hashlib
 import os
 import tracemalloc
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pyscf import scf, solvent
+from pyscf.tools import fcidump
 
-from chemistry.molecules import HYDROGEN, make_mol, mean_field
+from chemistry.cc_cases import without_file
+from chemistry.molecules import HYDROGEN, WATER, make_mol, mean_field
 from tilewise.chemistry import inputs, kept_orbitals
+from tilewise.chemistry.fcidump import read_fcidump, reference
 from tilewise.chemistry.integrals import hartree_fock
 from tilewise.chemistry.kept_orbitals import find_orbitals, keep_orbitals, orbital_file, read_archive, write_archive
-from tilewise.chemistry.reference import parse_reference
+from tilewise.chemistry.reference import SAME_ENERGY, Reference, parse_reference
 from tilewise.engines.threads import ThreadsEngine
-from tilewise.errors import StorageError
+from tilewise.errors import InputError, StorageError
+
+ANOTHER = r"run\.h5\.orbitals has the orbitals of another Hamiltonian, .* by up to \S+ hartree, .* Remove it, or name"
 
 
 def say_nothing(line: str) -> None:
@@ -119,6 +126,77 @@ def test_an_archive_of_unknown_compression_is_damaged(tmp_path: Path) -> None:
     kept.write_bytes(content)
     with pytest.raises(StorageError, match=r"c\.orbitals cannot be read: .* Remove it and c, or name another"):
         inputs.molecule_mean_field(mol, say_nothing, kept)
+
+
+def check_told_apart(first: Reference, again: Reference, other: Reference, folder: Path) -> None:
+    """Orbitals that were kept are found again, and refused for another Hamiltonian of the same energy."""
+    path, engine = folder / "run.h5", ThreadsEngine(1)
+    assert abs(first.e_tot - other.e_tot) < SAME_ENERGY
+    keep_orbitals(first, path, engine)
+    np.testing.assert_array_equal(find_orbitals(again, path, engine).occupied, first.occupied)
+    with pytest.raises(InputError, match=ANOTHER):
+        find_orbitals(other, path, engine)
+
+
+def in_a_field(strength: float, tol: float = 1e-12) -> Reference:
+    """Nitrogen, whose energy depends on a field only in second order."""
+    mol = make_mol("N 0 0 0.549; N 0 0 -0.549", "6-31g")
+    mf, core = scf.RHF(mol), scf.hf.get_hcore(mol) + strength * mol.intor_symmetric("int1e_r")[2]
+    mf.get_hcore = lambda *_: core
+    return parse_reference(without_file(mf.run(conv_tol=tol)), None)
+
+
+def test_orbitals_of_another_field_are_refused(tmp_path: Path) -> None:
+    check_told_apart(in_a_field(0.0), in_a_field(0.0, 1e-9), in_a_field(1e-3), tmp_path)
+
+
+def in_a_solvent(model: str, eps: float, tol: float = 1e-12) -> Reference:
+    mf = getattr(solvent, model)(scf.RHF(make_mol(WATER, "sto-3g")))
+    mf.with_solvent.eps = eps
+    return parse_reference(without_file(mf.run(conv_tol=tol)), None)
+
+
+@pytest.mark.parametrize("model", ["ddCOSMO", "PCM"])
+def test_orbitals_of_another_solvent_are_refused(model: str, tmp_path: Path) -> None:
+    references = in_a_solvent(model, 78.3), in_a_solvent(model, 78.3, 1e-9), in_a_solvent(model, 78.4)
+    check_told_apart(*references, tmp_path)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_solvent_stays_as_it_is(frozen: bool) -> None:
+    mf = without_file(solvent.PCM(scf.RHF(make_mol(WATER, "sto-3g"))).run(conv_tol=1e-12))
+    mf.with_solvent.frozen = frozen
+    energy, potential = mf.with_solvent.e, np.array(mf.with_solvent.v)
+    parse_reference(mf, None)
+    assert mf.with_solvent.e == pytest.approx(energy, rel=0, abs=1e-10)
+    np.testing.assert_allclose(mf.with_solvent.v, potential, rtol=0, atol=1e-10)
+
+
+def test_orbitals_of_other_integrals_of_one_electron_are_refused(tmp_path: Path) -> None:
+    """Of two files with the same of two electrons."""
+    fcidump.from_scf(mean_field(HYDROGEN, "6-31g"), str(tmp_path / "FCIDUMP"))
+    dump = read_fcidump(tmp_path / "FCIDUMP")
+    changed = dump.h1.copy()
+    changed[0, 3] = changed[3, 0] = changed[0, 3] + 1e-3
+    first, other = (parse_reference(reference(each), None) for each in (dump, replace(dump, h1=changed)))
+    check_told_apart(first, first, other, tmp_path)
+
+
+def test_a_mean_field_of_another_energy_is_refused(tmp_path: Path) -> None:
+    first, engine = parse_reference(mean_field(HYDROGEN, "6-31g"), None), ThreadsEngine(1)
+    keep_orbitals(first, tmp_path / "run.h5", engine)
+    with pytest.raises(InputError, match=r"of another mean field, whose energy is -1\.\d+ hartree\. .* Remove it"):
+        find_orbitals(replace(first, e_tot=first.e_tot + 1e-3), tmp_path / "run.h5", engine)
+
+
+def test_orbitals_that_do_not_say_what_they_belong_to_are_refused(tmp_path: Path) -> None:
+    first, engine, path = parse_reference(mean_field(HYDROGEN, "6-31g"), None), ThreadsEngine(1), tmp_path / "run.h5"
+    keep_orbitals(first, path, engine)
+    arrays = read_archive(orbital_file(path), "")
+    orbital_file(path).unlink()
+    write_archive(orbital_file(path), {name: array for name, array in arrays.items() if name != "core"})
+    with pytest.raises(StorageError, match=r"run\.h5\.orbitals does not say which Hamiltonian .* Remove it, or name"):
+        find_orbitals(first, path, engine)
 
 
 @pytest.mark.parametrize("shape", [(70, 70, 70), (1000, 343)])

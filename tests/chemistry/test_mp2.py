@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import io
+import weakref
 from typing import Any
 
 import numpy as np
@@ -146,6 +148,22 @@ def test_progress_gets_a_line_per_stage(water: Any) -> None:
         "Amplitudes",
         "E(MP2)",
     ]
+
+
+def test_a_run_tells_its_stages_to_whom_it_is_told_to(water: Any) -> None:
+    """Not to whom it was when the plan was made; and the method does not hold itself."""
+    lines: list[str] = []
+    ours = MP2(water)
+    ours.plan()
+    ours.run(progress=lines.append)
+    assert [line.split(":")[0].split(" ")[0] for line in lines] == ["Transform", "Amplitudes", "E(MP2)"]
+    found = weakref.ref(ours)
+    gc.disable()
+    try:
+        del ours
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tilewise.chemistry.four_index import Transform
 from tilewise.chemistry.mp2 import Doubles
 from tilewise.engines.base import current_engine
 from tilewise.errors import MemoryBudgetError
+from tilewise.plans import budget
 from tilewise.tensors.memory import Memory
 
 BENZENE = "; ".join(
@@ -139,6 +140,47 @@ def test_only_so_many_blocks_are_there_at_once_as_there_is_room_for(
     ((at_once, peak),) = seen
     assert at_once == 1
     assert memory // 2 < peak <= memory
+
+
+@pytest.mark.parametrize("integrals", ["exact", "df"])
+def test_integrals_are_taken_off_what_was_free_before_them(
+    water: Any, integrals: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without memory= there is room for the blocks of all workers, though the integrals take most of what is free."""
+    seen: list[int] = []
+    free, compute = [10**9], Doubles.energies
+
+    def note(self: Doubles, at_once: int) -> Any:
+        seen.append(at_once)
+        return compute(self, at_once)
+
+    def run(self: MP2, engine: Any) -> Any:
+        made = repulsion(self, engine)
+        free[0] = made.nbytes
+        return made
+
+    repulsion = MP2._repulsion
+    monkeypatch.delenv(budget.VARIABLE, raising=False)
+    monkeypatch.setattr(budget, "free_memory", lambda: free[0])
+    monkeypatch.setattr(Doubles, "energies", note)
+    monkeypatch.setattr(MP2, "_repulsion", run)
+    with tw.engine("threads", workers=4):
+        MP2(water, tile=3, integrals=integrals).run()
+    assert seen == [4]
+
+
+@pytest.mark.parametrize("factor", [1, 10])
+def test_making_amplitudes_takes_no_more_than_is_said(benzene: Any, factor: int) -> None:
+    """Of integrals on disk, and in memory."""
+    made: Any = MP2(benzene, tile=8, memory=factor * least_of(MP2(benzene, tile=8))).run().t2
+    sizes = made.pattern.block_sizes
+    row = int(sizes.argmax())
+    out = np.empty(int(sizes[row]))
+    tracemalloc.start()
+    made.storage.read(row, out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= made.storage.largest_bytes + 10_000  # objects of Python
 
 
 def test_amplitudes_of_integrals_on_disk(water: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -83,3 +84,39 @@ def test_amplitudes_of_mp2_are_a_start() -> None:
     given = CCSD(mf, max_cycle=0)
     given.kernel(None, MP2(mf).run().t2)
     assert given.e_corr == pytest.approx(MP2(mf).run().e_corr, rel=0, abs=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_nothing_of_what_was_given_is_held_through_the_run(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither as it is nor as a copy in double precision."""
+    mf = mean_field_of("water", "6-31g")
+    singles, doubles = (array.astype(dtype) for array in CCSD(mf, max_cycle=1).run().to_pyscf())
+    held: list[weakref.ref[Any]] = []
+    place = Start.placed
+
+    def remember(start: Start, *arguments: Any) -> dict[str, tw.BlockTensor]:
+        held.extend(weakref.ref(value) for value in start.given.values())
+        found = place(start, *arguments)
+        assert not start.given
+        return found
+
+    def look(facts: dict[str, Any]) -> None:
+        there = [each() for each in held]
+        assert all(array is None or array is singles or array is doubles for array in there)
+
+    monkeypatch.setattr(Start, "placed", remember)
+    CCSD(mf, max_cycle=2, callback=look).kernel(singles, doubles)
+    assert len(held) == 2
+
+
+def test_single_precision_is_no_loss_of_symmetry() -> None:
+    spaces, random = spaces_of(3, 4, 1, 2), np.random.default_rng(1)
+    array = random.normal(size=(3, 3, 4, 4)).astype(np.float32)
+    found = placed(Start.of(("t2",), None, array, spaces, current_engine()), spaces)["t2"].to_dense()
+    whole = array.astype(np.float64)
+    np.testing.assert_array_equal(found, 0.5 * (whole.transpose(0, 2, 1, 3) + whole.transpose(1, 3, 0, 2)))
+
+
+def test_amplitudes_that_a_method_has_not_are_no_start() -> None:
+    spaces = spaces_of(3, 4, 1, 2)
+    assert Start.of(("t2",), np.ones((3, 4)), None, spaces, current_engine()) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import tracemalloc
@@ -18,11 +19,14 @@ from pyscf import ao2mo, df, gto, lib
 import tilewise as tw
 from chemistry.molecules import ETHENE, HELIUM_CHAIN, HYDROGEN, WATER, make_mol, mean_field, pyscf_mp2
 from engines.processes import PATIENCE, ranks, source_environment
+from tilewise.chemistry import CCSD, transform
 from tilewise.chemistry.geometry import Geometry
+from tilewise.chemistry.hamiltonian import DIRECT, FOCK, Hamiltonian
 from tilewise.chemistry.integrals import make_molecule, orbital_irreps
 from tilewise.chemistry.origins import tile_orbitals
 from tilewise.chemistry.vectors import Decomposition, Vectors, cholesky_vectors, fitted_vectors, to_orbitals
-from tilewise.errors import InputError, MemoryBudgetError
+from tilewise.engines.base import current_engine
+from tilewise.errors import InputError, MemoryBudgetError, StorageError, TilewiseError
 from tilewise.patterns import Symmetry
 
 ROUNDING = 1e-12
@@ -145,6 +149,40 @@ def test_other_fittings_are_rejected() -> None:
         fitted_vectors(Other())
 
 
+def full_disk(*arguments: object, **options: object) -> Any:
+    raise OSError(errno.ENOSPC, "Can't write data (a long story of the library)")
+
+
+FULL = r"cannot be written to a file in {} or read from it: No space left on device\. .* Name one with scratch="
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_a_full_disk_is_named(water: Any, tmp_path: Path, fitted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = water.density_fit("weigend") if fitted else water
+    monkeypatch.setattr(df.DF, "build", full_disk)
+    with pytest.raises(StorageError, match=FULL.format(tmp_path)):
+        fitted_vectors(origin, memory="10kB", scratch=tmp_path)
+    monkeypatch.setattr(lib.param, "TMPDIR", str(tmp_path))
+    with pytest.raises(StorageError, match=FULL.format(tmp_path)):
+        transform(water.density_fit(), water.mo_coeff)
+
+
+def test_a_folder_that_is_gone_is_named(water: Any, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    found: Any = fitted_vectors(water, memory="10kB", scratch=tmp_path / "scratch")
+    (tmp_path / "scratch").rename(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match=rf"a file in {tmp_path}/scratch or .*: No such file or directory\."):
+        list(found.bring(100))
+    (tmp_path / "elsewhere").rename(tmp_path / "scratch")
+
+
+def test_vectors_that_cannot_be_read_are_named(water: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = fitted_vectors(water, memory="10kB", scratch=tmp_path)
+    monkeypatch.setattr(df.DF, "loop", full_disk)
+    with pytest.raises(StorageError, match=FULL.format(tmp_path)):
+        list(found.bring(100))
+
+
 # Cholesky
 
 
@@ -249,8 +287,74 @@ def test_a_budget_below_the_columns_that_are_always_decomposed_is_refused(water:
     one = 8 * 300
     count = cholesky_vectors(water.mol, 1e-2).count
     cholesky_vectors(water.mol, 1e-2, memory=one * (count + 80))
-    with pytest.raises(MemoryBudgetError, match=r"Give more memory=, or a larger tolerance \(cholesky_tol"):
+    with pytest.raises(
+        MemoryBudgetError, match=r"Give more memory=, or a larger tolerance \(cholesky_tol of a method\)"
+    ):
         cholesky_vectors(water.mol, 1e-2, memory=one * (count + 80), reproducible=True)
+
+
+def test_rounding_above_the_tolerance_is_noticed(water: Any) -> None:
+    work = Decomposition(water.mol, 1e-6, 10**9, 1)
+    work.rest[7] = 1e-9  # an estimate below the truth
+    with pytest.raises(TilewiseError, match=r"Give a larger tolerance \(cholesky_tol of a method\)"):
+        work._keep(np.full((1, 300), 1e-2), np.zeros(1, np.int64))
+
+
+# Integrals made of vectors
+
+
+@pytest.fixture(scope="module", params=["df", "direct"])
+def made(request: Any) -> tuple[Hamiltonian, dict[str, tw.BlockTensor]]:
+    """Tensors of the equations whose blocks are made on demand."""
+    settings: dict[str, Any] = {"integrals": "df"} if request.param == "df" else {"ladder": "direct"}
+    method, engine = CCSD(mean_field(ETHENE, "6-31g"), tile=12, **settings), current_engine()
+    plan = method.plan()
+    names = [name for name in plan.names if name not in (*FOCK, "c_v")]
+    source = method._source(engine)
+    tensors = plan.hamiltonian.build([*names, "c_v"] if source is None else names, names, 10**9, source=source)
+    return plan.hamiltonian, {name: tensor for name, tensor in tensors.items() if name in (names if source else DIRECT)}
+
+
+def test_making_a_block_takes_no_more_than_is_said(made: tuple[Hamiltonian, dict[str, tw.BlockTensor]]) -> None:
+    """Nor is more said than half again as much."""
+    for name, tensor in made[1].items():
+        storage: Any = tensor.storage
+        sizes, peak = tensor.pattern.block_sizes, 0
+        out = np.empty(int(sizes.max()))
+        for row in np.flatnonzero(sizes == sizes.max()).tolist()[:10]:
+            storage.read(row, out)  # loads what is compiled
+            tracemalloc.start()
+            storage.read(row, out)
+            peak = max(peak, tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        assert peak - 20_000 <= storage.largest_bytes <= 1.5 * peak, name  # objects of Python
+
+
+def test_a_plan_counts_what_making_blocks_takes_in_a_run(made: tuple[Hamiltonian, dict[str, tw.BlockTensor]]) -> None:
+    hamiltonian, tensors = made
+    for name, tensor in tensors.items():
+        stand_in, storage = hamiltonian.placeholder(name, True, tensor.engine), tensor.storage
+        assert isinstance(stand_in, tw.BlockTensor)
+        assert getattr(stand_in.storage, "largest_bytes", 0) == getattr(storage, "largest_bytes", 1), name
+        assert getattr(storage, "working_bytes", 0) >= tensor.pattern.block_sizes.max(), name
+
+
+@pytest.mark.parametrize("integrals", ["df", "exact"])
+def test_tensors_that_stay_are_made_within_what_the_plan_says(integrals: str) -> None:
+    """Each worker makes blocks."""
+    with tw.engine("threads", workers=2) as engine:
+        method = CCSD(mean_field(ETHENE, "6-31g"), tile=12, integrals=integrals)
+        hamiltonian, names = method.plan().hamiltonian, method.plan().names
+        source = method._source(engine)
+        said = hamiltonian.check_build(names, (), 10**9, engine=engine)
+        hamiltonian.build(names, (), 10**9, source=source)  # loads what is compiled
+        tracemalloc.start()
+        hamiltonian.build(names, (), 10**9, source=source)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak <= said
+    with pytest.raises(MemoryBudgetError, match=rf"Making the integrals takes {said} bytes .* Give more memory="):
+        hamiltonian.check_build(names, (), said - 1, engine=engine)
 
 
 # The same bits

@@ -48,8 +48,8 @@ def least_memory(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return named[1]
 
 
-def check_line(capsys: pytest.CaptureFixture[str], message: str, *, alone: bool = False) -> None:
-    """The last line on the standard error says what is wrong; nothing else is there that early."""
+def check_line(capsys: pytest.CaptureFixture[str], message: str, *, alone: bool = False) -> str:
+    """The last line on the standard error, which says what is wrong; nothing else is there that early."""
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == ""
@@ -57,3 +57,4 @@ def check_line(capsys: pytest.CaptureFixture[str], message: str, *, alone: bool 
     assert lines[-1].startswith("tilewise: ")
     assert "Traceback" not in err
     assert len(lines) == 1 or not alone
+    return lines[-1]

@@ -156,7 +156,9 @@ def test_a_damaged_file_is_one_line(
         (["--charge", "1"], "9 electrons at charge 1, an odd number"),
         (["--charge", "10"], "--charge=10 leaves 0 electrons"),
         (["--charge", "-40"], "functions cannot hold 50 electrons"),
-        (["--spin", "2"], "spin=2 asks for 2 unpaired electrons. Expected 0: the methods here are for closed shells"),
+        ([f"--charge=-{'8' * 20}"], "The total charge is beyond 1000000"),
+        ([f"--charge=-{'9' * 4300}"], "The total charge is beyond 1000000"),
+        (["--spin", "2"], "--spin=2 asks for 2 unpaired electrons. Expected 0: the methods here are for closed shells"),
         (["--frozen", "5"], "--frozen=5 leaves none of the 5 occupied orbitals"),
         (["--frozen", "-1"], "frozen=-1 is negative"),
         (["--frozen", "0,99"], "frozen=[0, 99] does not list orbitals"),
@@ -195,6 +197,8 @@ def test_wrong_options_are_one_line_before_the_mean_field(
     def refuse(mol: object) -> None:
         raise AssertionError("a wrong input should be found before the mean field is computed")
 
+    if "--report" in options:
+        pytest.importorskip("matplotlib")
     monkeypatch.setattr("tilewise.chemistry.inputs.hartree_fock", refuse)
     assert main(["energy", str(WATER), "--basis", "6-31g", *options]) == 2
     check_line(capsys, message, alone=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -165,6 +166,27 @@ def test_a_report_takes_the_place_of_an_earlier_one(hydrogen: Path, tmp_path: Pa
         assert f"MP2/{basis}" in (folder / "index.html").read_text()
 
 
+def test_the_same_command_writes_a_report_that_was_cut_off(
+    hydrogen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "report"
+    arguments = ["energy", str(hydrogen), "--basis", "6-31g", "--method", "ccsd", "--report", str(folder)]
+
+    def cut(axes: object, path: Path) -> None:
+        path.with_suffix(".png").write_bytes(b"\x89PNG")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tilewise.reports.energy_page.save_plot", cut)
+        assert main(arguments) == 2
+    assert "The report cannot be written" in capsys.readouterr().err
+    assert "This report is not finished" in (folder / "index.html").read_text()
+    assert main(arguments) == 0
+    assert "This report is not finished" not in (folder / "index.html").read_text()
+    assert (folder / "convergence.png").stat().st_size > 1000
+
+
 @pytest.mark.parametrize("method", ["mp2", "ccsd(t)"])
 def test_a_report_is_made_by_the_engine_that_ran(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another engine has other workers, for which the budget may not do."""
@@ -205,6 +227,7 @@ def test_the_energy_is_told_before_the_report_is_made(
 
 @pytest.mark.slow
 def test_one_rank_tells_for_all(tmp_path: Path, json_file: Path) -> None:
+    pytest.importorskip("matplotlib")
     pytest.importorskip("mpi4py")
     arguments = [str(WATER), "--basis", "6-31g", "--method", "ccsd", *TIGHT]
     options = ["--engine", "mpi", "--json", str(tmp_path / "two.json"), "--report", str(tmp_path / "report")]
@@ -224,6 +247,7 @@ def test_one_rank_tells_for_all(tmp_path: Path, json_file: Path) -> None:
 @pytest.mark.slow
 def test_a_report_of_amplitudes_that_ranks_share(tmp_path: Path) -> None:
     """Small tensors are kept by each rank; these are not, and to look at them alone would be to wait for ever."""
+    pytest.importorskip("matplotlib")
     pytest.importorskip("mpi4py")
     options = ["--basis", "cc-pvdz", "--no-symmetry", "--method", "ccsd", "--max-cycle", "2", "--workers", "1"]
     done = ranks(2, "-m", "tilewise", "energy", str(WATER), *options, "--engine", "mpi", "--report", str(tmp_path))

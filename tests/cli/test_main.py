@@ -60,6 +60,8 @@ def test_unknown_usage_exits_with_2(arguments: list[str], capsys: pytest.Capture
         ("raise max_cycle to 12", "raise --max-cycle to 12"),
         ("pass scratch= a folder", "pass --scratch a folder"),
         ("correct --memory=8 and --max-cycle", "correct --memory=8 and --max-cycle"),
+        ("spin=2 asks. Leave spin= out.", "--spin=2 asks. Leave --spin out."),
+        ("a.chk has spin=2. Expected spin=0.", "a.chk has spin=2. Expected spin=0."),
         ("files in max_cycle/run.h5 and max_cycle.h5", "files in max_cycle/run.h5 and max_cycle.h5"),
         ("the memory of the basis and its charge", "the memory of the basis and its charge"),
     ],

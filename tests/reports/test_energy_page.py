@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import errno
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tilewise.expressions.equations import parse_equations
 from tilewise.iteration import Iteration, PlannedStep
 from tilewise.reports import energy_page
 from tilewise.reports.energy_page import EnergyPage, versions, write_energy_page
+from tilewise.reports.outputs import check_report
 from tilewise.reports.plots import (
     COLOURS,
     group_colours,
@@ -35,6 +38,7 @@ B[ij] = A[ik] v[kj]    @second
 A[ij] += B[ij]         @first
 """
 CYCLES = [(1, -0.02, 0.3), (2, 1e-3, 0.02), (3, 0.0, 1e-6)]
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.fixture
@@ -123,6 +127,53 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"The report cannot be written to .*file.*Name another\."):
         write_energy_page(tmp_path / "file", page())
+
+
+@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()], ids=["full", "stopped"])
+def test_a_report_that_is_cut_off_says_so_and_is_written_anew(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "index.html"
+    with monkeypatch.context() as patch:
+        cut_off(patch, error)
+        with pytest.raises((StorageError, KeyboardInterrupt)):
+            write_energy_page(tmp_path, page(cycles=CYCLES))
+    text = file.read_text()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["convergence.png", "index.html"]
+    assert '<span class="badge bad">not finished</span>' in text
+    assert "This report is not finished: its pictures are being drawn, or that was cut off." in text
+    assert "tilewise</span> <span>energy</span>" in text
+    check_report(tmp_path, "--report")
+    assert write_energy_page(tmp_path, page(cycles=CYCLES)) == file
+    assert "not finished" not in file.read_text()
+
+
+def cut_off(patch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Have the first picture of a report end half-written."""
+
+    def draw(axes: object, path: Path) -> None:
+        path.with_suffix(".png").write_bytes(b"\x89PNG")
+        raise error
+
+    patch.setattr(energy_page, "save_plot", draw)
+
+
+def test_an_earlier_report_stays_until_the_new_one_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = write_energy_page(tmp_path, page()).read_text()
+    cut_off(monkeypatch, FULL)
+    with pytest.raises(StorageError, match="No space left on device"):
+        write_energy_page(tmp_path, page(title="another", cycles=CYCLES))
+    assert (tmp_path / "index.html").read_text() == before
+
+
+def test_a_disk_that_was_full_before_gets_no_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(handle: int) -> None:
+        raise FULL
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StorageError, match=r"No space left on device\..* Expected a folder with room"):
+        write_energy_page(tmp_path, page(cycles=CYCLES))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_versions_are_those_installed() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -72,3 +75,41 @@ def test_the_garbage_collector_may_return_memory_while_the_lock_is_held() -> Non
 def test_memory_that_the_system_does_not_give_is_a_memory_error() -> None:
     with pytest.raises(MemoryError, match=r"gives no \d+ bytes.*Expected.*smaller or sparser"):
         Memory().empty(1 << 57, np.dtype(np.float64))
+
+
+HEAPS = """
+import ctypes, re, threading
+from pathlib import Path
+import numpy as np
+from tilewise.tensors.memory import trim_heap
+
+def kept():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+def fill():
+    pieces = [np.ones(250_000) for _ in range(10)]
+    del pieces
+
+def grown():
+    before = kept()
+    threads = [threading.Thread(target=fill) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    return kept() - before
+
+large = np.ones(4_000_000)  # after it was freed, arrays of its size no longer have pages of their own
+del large
+{first}
+print(grown())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have other heaps")
+def test_heaps_of_threads_are_given_back() -> None:
+    """Each thread has a heap; what it frees stays there unless the C library was told."""
+    grown = {}
+    for first in ("", "trim_heap()"):
+        script = HEAPS.format(first=first)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        grown[first] = int(done.stdout)
+    assert grown["trim_heap()"] < 8e6 < grown[""]

@@ -27,7 +27,7 @@ class CCSD(CoupledCluster):
         from 0.
     memory : int or str, optional
         Most bytes that the run may hold, such as ``"8GB"``; 80 % of the free memory by default.  Integrals that do not
-        fit are kept on disk.
+        fit are kept on disk, or made of vectors when they are needed.
     scratch : str or Path, optional
         Folder on a disk with room for them; the system's temporary folder by default.
     checkpoint : str or Path, optional
@@ -37,6 +37,12 @@ class CCSD(CoupledCluster):
         The same bits for any number of workers and ranks.
     tile : int, optional
         About how many orbitals a tile holds.
+    integrals : str
+        ``"exact"``, ``"df"`` (density fitting; the default if the mean field is fitted) or ``"cholesky"``.
+    auxbasis : str, optional
+        The auxiliary basis set of density fitting, by its name.
+    cholesky_tol : float, optional
+        Largest error of an integral made of Cholesky vectors, in hartree.
     verbose : int, optional
         3 prints the energies, 4 each iteration as well, 0 nothing; that of the mean field by default.
     progress : callable, optional

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tilewise.chemistry.ccsd import CCSD
 from tilewise.chemistry.hamiltonian import DIRECT
-from tilewise.chemistry.method_plan import INDICES, RESERVE, RESERVE_BYTES, MethodPlan, reserved_bytes
+from tilewise.chemistry.method_plan import INDICES, MethodPlan, reserved_bytes, with_reserve
 from tilewise.chemistry.triples import (
     TriplesInput,
     TriplesPlan,
@@ -122,7 +122,7 @@ class CCSD_T(CCSD):
             lacking = self._lacking(self._plan_within(memory, engine))
             if lacking is None:
                 return memory
-            memory = max(min(lacking + RESERVE_BYTES, int(lacking / (1 - RESERVE)) + 1), memory + 1)
+            memory = max(with_reserve(lacking), memory + 1)
 
     def _lacking(self, plan: MethodPlan) -> int | None:
         """Bytes of the triples, of tensors and vectors, if they are more than the plan of an iteration has."""

@@ -205,7 +205,7 @@ class _Molecule:
         mol._atm, mol._bas, mol._ecpbas, mol._env = atoms, shells, potentials, env
         mol._atom = mol.atom = self._geometry(atoms, env)
         mol._basis, mol._ecp = self._functions("_basis"), self._functions("_ecp")
-        mol.basis, mol.ecp = self._basis_name() or mol._basis, mol._ecp
+        mol.basis, mol.ecp = self._basis_names() or mol._basis, mol._ecp
         mol.charge = self._number("charge", 0)
         mol._nelectron = self._number("_nelectron", None)
         mol.cart = self._flag("cart")
@@ -213,7 +213,7 @@ class _Molecule:
         return mol
 
     def _check_kind(self) -> None:
-        remedy = "Make one with pyscf.scf.RHF of a molecule."
+        remedy = "Make one with pyscf.scf.RHF of a molecule with spin=0."
         if {"a", "_mesh", "mesh", "dimension"} & set(self.table):
             raise InputError(f"{self.file} holds a periodic cell. Expected a molecule. {remedy}")
         if self.table.get("_pseudo"):
@@ -297,10 +297,15 @@ class _Molecule:
             _damaged(self.file, f"its entry {name} is not made of numbers")
         return dict(found)
 
-    def _basis_name(self) -> str | None:
-        """The name of the basis set, if there is one; PySCF finds the set for density fitting by it."""
-        quoted = re.fullmatch(f"'({_BASIS_NAME})'", str(self.table.get("basis")))
-        return None if quoted is None or Path(quoted[1]).is_file() else quoted[1]
+    def _basis_names(self) -> str | dict[str, str] | None:
+        """The name of the basis set, or one for each element; PySCF finds the sets for density fitting by them."""
+        text = str(self.table.get("basis"))
+        if quoted := re.fullmatch(f"'({_BASIS_NAME})'", text):
+            return None if Path(quoted[1]).is_file() else quoted[1]
+        pair = f"'({_LABEL})': '({_BASIS_NAME})'"
+        found = dict(re.findall(pair, text)) if re.fullmatch(rf"\{{{pair}(, {pair})*\}}", text) else {}
+        known = all(map(_is_element, found)) and not any(Path(name).is_file() for name in found.values())
+        return found if found and known else None
 
     def _number(self, name: str, default: int | None) -> Any:
         found = self.table.get(name, default)
@@ -348,6 +353,14 @@ class _Molecule:
             for left, right in combinations(mol.symm_orb, 2):
                 if np.abs(left.T @ operator @ right).max(initial=0.0) > _INVARIANT:
                     _damaged(self.file, f"the molecule does not have the point group {mol.groupname}")
+
+
+def _is_element(label: str) -> bool:
+    """Whether PySCF knows what a basis set is given for; the default is for all other elements."""
+    try:
+        return label == "default" or bool(pyscf_module().gto.charge(label) >= 0)
+    except (LookupError, RuntimeError):
+        return False
 
 
 def _is_number(value: Any) -> bool:

@@ -23,7 +23,7 @@ from tilewise.chemistry.kept_orbitals import keep_orbitals
 from tilewise.chemistry.method import Method
 from tilewise.chemistry.method_plan import INDICES, MethodPlan, plan_method, reserved_bytes
 from tilewise.chemistry.orbitals import Frozen
-from tilewise.chemistry.reference import orbital_turns, turn
+from tilewise.chemistry.reference import orbital_turns, turn, turned_tensor
 from tilewise.chemistry.solver import Options, Outcome, check_finite, solve
 from tilewise.chemistry.starts import Start
 from tilewise.chemistry.steps import add_tensor, divide
@@ -130,14 +130,23 @@ class CoupledCluster(Method):
 
     @property
     def t1(self) -> BlockTensor | None:
-        """Singles t1[i, a] in the order of the tiles; None before the run or if the method has none."""
-        return self._amplitudes.get("t1")
+        """Singles t1[i, a] over the mean field's orbitals, in tiles; None before the run or if the method has none."""
+        return self._of_mean_field("t1")
 
     @property
     def t2(self) -> BlockTensor | None:
-        """Doubles t2[i, j, a, b] in the order of the tiles; None before the run."""
-        found = self._amplitudes.get("t2")
-        return None if found is None else found.transpose(0, 2, 1, 3)
+        """Doubles t2[i, j, a, b] over the mean field's orbitals, in tiles; None before the run."""
+        return self._of_mean_field("t2")
+
+    def _of_mean_field(self, name: str) -> BlockTensor | None:
+        """Amplitudes in PySCF's order of modes, turned if the run has taken other orbitals than the mean field's."""
+        found = self._amplitudes.get(name)
+        if found is None:
+            return None
+        turns = orbital_turns(self.reference, self._asked)
+        if turns is not None:
+            return turned_tensor(found, turns, self.spaces, self._asked_spaces, reproducible=self.reproducible)
+        return found if found.ndim == 2 else found.transpose(0, 2, 1, 3)
 
     def to_pyscf(self) -> tuple[Floats, Floats]:
         """The amplitudes as PySCF has them: arrays t1[i, a] and t2[i, j, a, b] over its active orbitals.
@@ -223,7 +232,8 @@ class CoupledCluster(Method):
         Parameters
         ----------
         t1, t2 : array or BlockTensor, optional
-            Amplitudes to start from, as PySCF or this class has them.
+            Amplitudes to start from, as PySCF or this class has them. Of several ranks the first one alone may have an
+            array; tensors are given by all.
 
         Returns
         -------
@@ -234,6 +244,7 @@ class CoupledCluster(Method):
         self._check_settings()
         self._begin(engine, self.checkpoint)
         start = Start.of(self.amplitude_names, t1, t2, self._asked_spaces, engine)
+        del t1, t2  # a caller who wants them has them, and they are not planned for
         if self._plan is not None and self._plan.engine is not engine:
             self._plan = None  # it was made to look at
         plan = self.plan()
@@ -318,7 +329,9 @@ class CoupledCluster(Method):
         """What tells the equations from others; where integrals of the ladder come from is not part of them."""
         fitting = getattr(getattr(self._mf, "with_df", None), "auxbasis", None)
         limit = self._cholesky_limit() if self.integrals == "cholesky" else None
-        origin = (self.integrals, self.auxbasis, fitting, limit)
+        # The default auxiliary functions are others for the same basis set without its name.
+        count = self.plan().hamiltonian.vectors if self.integrals == "df" else None
+        origin = (self.integrals, self.auxbasis, fitting, limit, count)
         equations = (self.ladder == "none", origin)
         return hashlib.blake2b(self.reference.digest() + repr(equations).encode(), digest_size=32).digest()
 

@@ -298,7 +298,8 @@ class Calculation:
             "held_bytes": self.held,
             "reserved_bytes": reserved_bytes(plan.budget),
             "diis_on_disk": plan.diis_on_disk,
-            "on_disk": list(plan.elsewhere),
+            "on_disk": [] if plan.hamiltonian.vectors else list(plan.elsewhere),
+            "made_on_demand": list(plan.elsewhere) if plan.hamiltonian.vectors else [],
             "flops": plan.flops,
             "steps": [
                 {
@@ -306,6 +307,7 @@ class Calculation:
                     "group": step.statement.group,
                     "flops": step.flops,
                     "seconds": list(step.seconds),
+                    "slice_seconds": list(step.slice_seconds),
                     "held_bytes": step.held_bytes,
                     "added_bytes": step.added_bytes,
                 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +12,13 @@ from tilewise.chemistry.reference import Reference
 from tilewise.chemistry.spaces import OrbitalSpaces, joined_space, plain_space
 from tilewise.chemistry.vectors import Vectors, to_orbitals
 from tilewise.engines.blas import limit_blas
+from tilewise.engines.folding import find_block
 from tilewise.factories import from_function
 from tilewise.patterns import Pattern
+from tilewise.spaces import Space
 from tilewise.tensors import BlockTensor, Engine
 
-__all__ = ["FittedIntegrals", "making_bytes"]
+__all__ = ["FittedIntegrals", "making_bytes", "side_bytes"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,6 +33,20 @@ AT_ONCE = 32
 def making_bytes(vectors: Vectors) -> int:
     """Bytes that making vectors over orbitals takes besides them: those over functions, and slices of squares."""
     return vectors.held_bytes + 4 * 8 * min(vectors.count, AT_ONCE) * vectors.size**2
+
+
+def side_bytes(count: int, modes: Sequence[Space]) -> int:
+    """Bytes of the vectors over both pairs of orbitals that the largest block of integrals over four modes is made of.
+
+    Parameters
+    ----------
+    count : int
+        How many vectors there are.
+    modes : sequence of four Space
+        The orbitals.
+    """
+    first, second, third, fourth = (int(space.sizes.max(initial=0)) for space in modes)
+    return 8 * count * (first * second + third * fourth)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,20 +94,29 @@ class FittedIntegrals:
                 block: Floats = np.matmul(left.reshape(len(left), -1).T, right.reshape(len(right), -1))
             return block.reshape(*left.shape[1:], *right.shape[1:])
 
-        return from_function(make, pattern=Pattern.allowed(modes, irrep=0 if labelled else None))
+        pattern = Pattern.allowed(modes, irrep=0 if labelled else None)
+        return from_function(make, pattern=pattern, working_bytes=side_bytes(self.mixed.shape[0], modes))
 
     def _pair(self, first: int, second: int) -> Floats:
         """All vectors of two tiles of orbitals, occupied ones counted first."""
-        if first >= self.nocc_tiles and second >= self.nocc_tiles:
-            return self._whole(self.virtual, first - self.nocc_tiles, second - self.nocc_tiles)
-        if first >= self.nocc_tiles:
-            return self._whole(self.mixed, second, first).transpose(0, 2, 1)
-        return self._whole(self.mixed, first, second)
-
-    def _whole(self, vectors: BlockTensor, first: int, second: int) -> Floats:
-        aux = vectors.spaces[0]
-        return np.concatenate([vectors.block((tile, first, second)) for tile in range(aux.ntiles)])
+        if first < self.nocc_tiles:
+            return _gathered(self.mixed, (first, second), (0, 1, 2))
+        if second < self.nocc_tiles:
+            return _gathered(self.mixed, (second, first), (0, 2, 1))
+        return _gathered(self.virtual, (first - self.nocc_tiles, second - self.nocc_tiles), (0, 1, 2))
 
     def seconds(self, pattern: Pattern, products: int) -> Floats:
         """What making each block of a tensor takes, if a block needs so many products of vectors."""
         return np.asarray(2.0 * products * self.mixed.shape[0] * pattern.block_sizes / self.rate, np.float64)
+
+
+def _gathered(vectors: BlockTensor, tiles: tuple[int, int], axes: tuple[int, int, int]) -> Floats:
+    """All vectors of two tiles in one array, with their modes in another order."""
+    aux, *pair = vectors.spaces
+    shape = aux.size, *(int(space.sizes[tile]) for space, tile in zip(pair, tiles, strict=True))
+    made = np.empty([shape[axis] for axis in axes])
+    for number, begin in enumerate(aux.offsets[:-1].tolist()):
+        block = find_block(vectors, (number, *tiles))
+        assert block is not None
+        made[begin : begin + len(block)] = block.transpose(axes)
+    return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ ELEMENTS = tuple(_SYMBOLS.split())
 """Symbols by atomic number, hydrogen first."""
 
 _LEAST_DISTANCE = 0.1
+_COUNT = re.compile(r"[0-9]{1,18}")  # Python refuses to read a number of thousands of digits
 _FORMAT = "An .xyz file has the number of atoms on line 1, a comment on line 2, then 'El x y z' per atom."
 
 
@@ -98,7 +100,7 @@ def _lines(file: Path) -> list[str]:
 
 def _count(lines: list[str], file: Path) -> int:
     first = lines[0].strip() if lines else ""
-    if not (first.isascii() and first.isdigit() and int(first) > 0):
+    if not (_COUNT.fullmatch(first) and int(first) > 0):
         shown = f"starts with {first[:40]!r}" if first else "has an empty first line"
         raise InputError(f"{file} {shown}. {_FORMAT} Put the number of atoms, at least 1, on line 1.")
     if len(lines) < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
@@ -9,7 +10,7 @@ from typing import Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.chemistry.fitted_integrals import FittedIntegrals
+from tilewise.chemistry.fitted_integrals import FittedIntegrals, side_bytes
 from tilewise.chemistry.four_index import Transform
 from tilewise.chemistry.integrals import AtomicOrbitals, function_integrals
 from tilewise.chemistry.reference import Reference
@@ -20,14 +21,15 @@ from tilewise.errors import MemoryBudgetError, TilewiseError
 from tilewise.factories import from_dense, from_function, zeros
 from tilewise.iteration import allowed_pattern, bytes_on_rank
 from tilewise.patterns import Pattern, Symmetry
+from tilewise.plans.explain import bytes_text
 from tilewise.plans.transform import Rates
 from tilewise.spaces import Pairs, Space
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.elsewhere import make_elsewhere
 from tilewise.tensors.files import ScratchFile
-from tilewise.tensors.storage import frobenius_norm
+from tilewise.tensors.storage import check_bytes, frobenius_norm
 
-__all__ = ["INTEGRALS", "Hamiltonian", "assembled", "plain_space"]
+__all__ = ["DIRECT", "FOCK", "INTEGRALS", "Hamiltonian", "assembled"]
 
 Floats = npt.NDArray[np.float64]
 Maker = Callable[[tuple[int, ...]], Floats]
@@ -125,11 +127,43 @@ class Hamiltonian:
         assert isinstance(cols, Pairs)
         return Folding(rows, cols)
 
+    def working_bytes(self, name: str) -> int:
+        """Bytes that making a block of a tensor takes besides it, at the most.
+
+        While a block of integrals is made, the vectors of both its pairs are there.  It is copied into an array of its
+        own, which is the block of a tensor of integrals but for the order of modes; a difference needs another one, and
+        a matrix over pairs the two that a part of it is made of, which are blocks of such a tensor where an occupied
+        orbital is among them.
+        """
+        modes = self._integral_modes(name)
+        elements = math.prod(int(space.sizes.max(initial=0)) for space in modes)
+        blocks = 1 if name in INTEGRALS else 2 if name == "L" else 3 if name in SYMMETRIC else 4
+        return 8 * blocks * elements + max(side_bytes(self.vectors, modes), check_bytes(elements, np.dtype(np.float64)))
+
+    def _integral_modes(self, name: str) -> list[Space]:
+        """The spaces of the integrals (pq|rs) that a tensor is made of."""
+        if name in SYMMETRIC:
+            modes = [self.letters["a" if name.startswith("vv") else "s"]] * 4
+        else:
+            modes = [self.letters[letter] for letter in INTEGRALS[_part(name)][1]]
+        return [space for space in modes if isinstance(space, Space)]
+
+    def assembly_bytes(self, names: Collection[str], workers: int) -> int:
+        """Bytes that making blocks of tensors takes, one tensor after the other, in so many workers at once."""
+        most = 0
+        for name in names:
+            sizes = self.pattern(name).block_sizes
+            at_once = min(workers, len(sizes))
+            most = max(most, at_once * (8 * int(sizes.max(initial=0)) + self.working_bytes(name)))
+        return most
+
     def placeholder(self, name: str, elsewhere: bool, engine: Engine) -> Pattern | BlockTensor:
         """What stands for a tensor in a plan."""
         pattern = self.pattern(name)
         if self.vectors or name in DIRECT:
-            return from_function(_not_there, pattern=pattern) if elsewhere or name in DIRECT else pattern
+            if not elsewhere and name not in DIRECT:
+                return pattern
+            return from_function(_not_there, pattern=pattern, working_bytes=self.working_bytes(name))
         return make_elsewhere(pattern, engine) if elsewhere else pattern
 
     def check_build(
@@ -142,15 +176,16 @@ class Hamiltonian:
         reproducible: bool = False,
     ) -> int:
         """Most bytes that making the tensors takes, or a `MemoryBudgetError` if that is too much; nothing is made."""
-        if self.vectors:
-            if self.making_bytes > memory:
-                raise MemoryBudgetError(
-                    f"Vectors over functions take {self.making_bytes} bytes, and there are {memory}. Give more memory.",
-                    memory,
-                    self.making_bytes,
-                )
-            return self.making_bytes
-        return _Builder(self, set(elsewhere), memory, None, None, engine, None, reproducible).check(names)
+        builder = _Builder(self, set(elsewhere), memory, None, None, engine, None, reproducible)
+        most = builder.check_vectors(names) if self.vectors else builder.check(names)
+        if most > memory:
+            raise MemoryBudgetError(
+                f"Making the integrals takes {most} bytes ({bytes_text(most)}). Expected at most {memory} "
+                f"({bytes_text(memory)}), what the budget leaves for it. Give more memory=, or use smaller tiles.",
+                memory,
+                most,
+            )
+        return most
 
     def build(
         self,
@@ -220,8 +255,21 @@ class _Builder:
             plan = self._job(which, wanted).plan()
             self.done += wanted
             result = 0 if plan.variant.spills_result else bytes_on_rank(plan.problem.result, self.engine)
-            most = max(most, before + plan.peak_bytes, self._held_bytes() + result)
+            most = max(most, before + plan.peak_bytes, self._held_bytes() + result + self._assembly_bytes(wanted))
         return most
+
+    def check_vectors(self, names: Collection[str]) -> int:
+        """Most bytes that are held where tensors are made of vectors: by those over functions, then by tensors."""
+        made = [name for _, wanted in _stages(names) for name in wanted]
+        return max(self.hamiltonian.making_bytes, self._held_bytes(made) + self._assembly_bytes(made))
+
+    def _assembly_bytes(self, names: Collection[str]) -> int:
+        """Bytes that making the blocks of tensors takes: by all workers at once of those that are to be in memory."""
+        kept = [name for name in names if name not in self.elsewhere]
+        most = self.hamiltonian.assembly_bytes(kept, self.engine.workers)
+        if self.hamiltonian.vectors:
+            return most
+        return max(most, self.hamiltonian.assembly_bytes(self.elsewhere.intersection(names), 1))
 
     def build(self, names: Collection[str]) -> dict[str, BlockTensor]:
         """All of them, the largest first."""
@@ -250,8 +298,7 @@ class _Builder:
         self.made["c_v"] = from_dense(self.hamiltonian.reference.virtual[functions.order], pattern.spaces)
         source = function_integrals(functions)
         for name in DIRECT:
-            make = _folder(source, self.hamiltonian.folding(name))
-            self.made[name] = from_function(make, pattern=self.hamiltonian.pattern(name))
+            self._make_on_demand(name, _folder(source, self.hamiltonian.folding(name)))
 
     def _build_virtual(self, source: BlockTensor, names: Sequence[str]) -> None:
         for name in names:
@@ -268,7 +315,7 @@ class _Builder:
 
     def _keep_matrix(self, name: str, source: BlockTensor, shift: int) -> None:
         """A matrix over pairs of occupied orbitals, and of these or virtual ones."""
-        part = "oooo" if name.startswith("oooo") else "V"
+        part = _part(name)
         whole = self.made.get(part)
         if whole is None:
             whole = from_function(_taker(source, *INTEGRALS[part], shift), pattern=self.hamiltonian.pattern(part))
@@ -308,8 +355,7 @@ class _Builder:
         pattern = self.hamiltonian.pattern(name)
         if name in self.elsewhere and self.source is not None:
             products = 2 if name in MATRICES or name == "L" else 1
-            cost = self.source.seconds(pattern, products).tolist()
-            self.made[name] = from_function(make, pattern=pattern, cost=cost)
+            self._make_on_demand(name, make, self.source.seconds(pattern, products).tolist())
             return
         if name not in self.elsewhere:
             self.made[name] = assembled(pattern, make, self.engine)
@@ -319,6 +365,16 @@ class _Builder:
             block = np.ascontiguousarray(make(tuple(index)))
             scratch.write(row, block, frobenius_norm(block))
         self.made[name] = scratch.tensor(self.engine)
+
+    def _make_on_demand(self, name: str, make: Maker, cost: float | Sequence[float] = 0.0) -> None:
+        """A tensor whose blocks are made when they are needed."""
+        pattern, besides = self.hamiltonian.pattern(name), self.hamiltonian.working_bytes(name)
+        self.made[name] = from_function(make, pattern=pattern, cost=cost, working_bytes=besides)
+
+
+def _part(name: str) -> str:
+    """The tensor of integrals that another one is made of, or is."""
+    return name if name in INTEGRALS else "oooo" if name.startswith("oooo") else "V"
 
 
 def _stages(names: Collection[str]) -> list[tuple[str, list[str]]]:

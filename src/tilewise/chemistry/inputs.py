@@ -60,6 +60,9 @@ _SAME_ENERGY = 1e-6
 _KOHN_SHAM = 1e-3
 """Orbitals whose Fock matrix mixes occupied and virtual ones by more, in hartree, are not those of Hartree-Fock."""
 
+_MOST_CHARGE = 10**6
+"""No molecule has a larger one, and PySCF and Python fail on much larger ones."""
+
 _ARRAYS: Final = ("mo_coeff", "mo_energy", "mo_occ", "e_tot")
 
 
@@ -247,8 +250,8 @@ def _from_chkfile(request: Request, tell: Tell) -> Input:
         raise InputError(
             f"The Fock matrix of {request.path} mixes occupied and virtual orbitals by {mixing:.2g} hartree: they come "
             "from Kohn-Sham, from another Hamiltonian (relativistic, in a solvent, in a field), or are not converged. "
-            "Expected those of Hartree-Fock of the molecule alone. Make the file with pyscf.scf.RHF(mol).run(), or "
-            "give the mean field itself to a method in Python."
+            "Expected those of Hartree-Fock of the molecule alone. Make the file with "
+            "pyscf.scf.RHF(mol).run(chkfile='hf.chk'), or give the mean field itself to a method in Python."
         )
     _tell_kind(request, "chkfile", tell)
     tell(f"Hartree-Fock: from the file, elements of up to {mixing:.1e} hartree between occupied and virtual orbitals")
@@ -304,17 +307,22 @@ def _frozen_of(request: Request, mol: Any) -> Frozen:
 def check_electrons(geometry: Geometry, charge: int, spin: int) -> None:
     """Raise unless a molecule has a closed shell of electrons."""
     total = parse_integer(charge, "charge=", "Pass a whole number, such as charge=1.")
+    if abs(total) > _MOST_CHARGE:
+        raise InputError(
+            f"The total charge is beyond {_MOST_CHARGE}. Expected that of a molecule. Pass a number such as charge=-1."
+        )
     electrons = geometry.nuclear_charge - total
     if electrons < 1:
         raise InputError(
             f"charge={charge} leaves {electrons} electrons of {geometry.nuclear_charge}. Expected at least "
-            "2. Correct the charge."
+            f"2. Pass a charge of at most {geometry.nuclear_charge - 2}."
         )
     unpaired = parse_integer(spin, "spin=", "Pass the number of unpaired electrons, such as spin=0.")
     if unpaired:
         raise InputError(
             f"spin={spin} asks for {spin} unpaired electrons. Expected 0: the methods here are for closed "
-            "shells. Leave spin= out."
+            "shells. Leave spin= out if the molecule has one; for an open shell take another program, such as "
+            "pyscf.cc.UCCSD."
         )
     if electrons % 2:
         raise InputError(

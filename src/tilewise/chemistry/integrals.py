@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from tilewise.chemistry.geometry import Geometry
-from tilewise.errors import InputError, MissingPackageError
+from tilewise.errors import InputError, MissingPackageError, StorageError, TilewiseError
 from tilewise.factories import from_function
 from tilewise.plans.transform import TilePairs
 from tilewise.spaces import Space
@@ -26,12 +27,17 @@ __all__ = [
     "AtomicOrbitals",
     "CoulombSource",
     "FittedVectors",
+    "files_in",
+    "fit_molecule",
     "fock_matrix",
     "function_integrals",
     "hartree_fock",
+    "load_basis",
     "make_molecule",
+    "one_thread",
     "orbital_irreps",
     "pair_bounds",
+    "pyscf_module",
 ]
 
 _Ints = npt.NDArray[np.int64]
@@ -249,9 +255,15 @@ class FittedVectors:
                 f"{type(mf).__name__} has integrals by {type(fitting).__name__}. Expected density fitting, or none. "
                 "Make the mean field with density_fit(), or pass mf.mol for the integrals themselves."
             )
-        if getattr(fitting, "_cderi", None) is None:
-            fitting.build()
-        return cls(fitting, int(fitting.get_naoaux()))
+        return cls.built(fitting)
+
+    @classmethod
+    def built(cls, fitting: Any) -> FittedVectors:
+        """The vectors of PySCF's object; they are made if they are not there yet."""
+        with _fitting_errors(fitting):
+            if getattr(fitting, "_cderi", None) is None:
+                fitting.build()
+            return cls(fitting, int(fitting.get_naoaux()))
 
     @property
     def held_bytes(self) -> int:
@@ -261,7 +273,8 @@ class FittedVectors:
 
     def bring(self, at_once: int) -> Iterator[npt.NDArray[np.float64]]:
         """All vectors, at most so many at a time, over pairs p >= q."""
-        yield from self.fitting.loop(blksize=at_once)
+        with _fitting_errors(self.fitting):
+            yield from self.fitting.loop(blksize=at_once)
 
 
 def pair_bounds(functions: AtomicOrbitals, pairs: TilePairs) -> npt.NDArray[np.float64]:
@@ -310,6 +323,28 @@ def files_in(folder: str | None) -> Iterator[None]:
         param.TMPDIR = before
 
 
+@contextmanager
+def _fitting_errors(fitting: Any) -> Iterator[None]:
+    """Say which folder it is that the vectors of PySCF's object cannot be written to or read from."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, TilewiseError):
+            raise
+        raise StorageError(
+            f"Fitted vectors cannot be written to a file in {_folder_of(fitting)} or read from it: "
+            f"{os.strerror(error.errno) if error.errno else error}. Expected a folder that stays, on a disk with room "
+            "for all of them. Name one with scratch=, or with PYSCF_TMPDIR for those that a mean field makes for itself."
+        ) from error
+
+
+def _folder_of(fitting: Any) -> str:
+    """Where PySCF's object has its file, or would have it."""
+    files = [getattr(fitting, name, None) for name in ("_cderi", "_cderi_to_save")]
+    names = [getattr(file, "name", file) for file in files]
+    return next((str(Path(name).parent) for name in names if isinstance(name, str)), str(_pyscf().lib.param.TMPDIR))
+
+
 def fit_molecule(mol: Any, auxbasis: str | None = None, memory: int | None = None) -> FittedVectors:
     """Density-fitted integrals of a molecule, made with an auxiliary basis set that PySCF knows by its name.
 
@@ -327,8 +362,7 @@ def fit_molecule(mol: Any, auxbasis: str | None = None, memory: int | None = Non
     fitting.verbose = 0
     if memory is not None:
         fitting.max_memory = memory * 1e-6 + pyscf.lib.current_memory()[0]  # PySCF's limits are those of a process
-    fitting.build()
-    return FittedVectors(fitting, int(fitting.get_naoaux()))
+    return FittedVectors.built(fitting)
 
 
 def function_integrals(functions: AtomicOrbitals) -> BlockTensor:

@@ -26,6 +26,12 @@ from tilewise.tensors.drafts import SUFFIX, draft
 __all__ = ["find_orbitals", "keep_orbitals", "orbital_file", "read_archive", "write_archive"]
 
 
+SAME_CORE = 1e-8
+"""Elements of the Hamiltonian of one electron that differ by more, in hartree, belong to different ones."""
+
+SAME_DIGITS = 1e-10
+"""The same as a part of large elements, whose rounding is larger."""
+
 DAMAGES = (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 """What reading a damaged archive of arrays may raise."""
 
@@ -153,21 +159,42 @@ def _digest(integrals: Any) -> npt.NDArray[np.uint8]:
 
 def _write(path: Path, reference: Reference) -> bool:
     arrays = {name: value for name, value in _arrays(reference).items() if value is not None}
-    return write_archive(path, {"origin": _digest(reference.integrals)} | arrays)
+    return write_archive(path, {"origin": _digest(reference.integrals), "core": reference.core} | arrays)
 
 
 def _read(path: Path, reference: Reference) -> Reference:
     both = f"it and {path.stem}" if path.with_name(path.stem).exists() else "it"
     remedy = f"Remove {both}, or name another with checkpoint=."
     found = read_archive(path, remedy)
-    own = _arrays(reference)
+    if "core" not in found:
+        raise StorageError(
+            f"{path} does not say which Hamiltonian its orbitals belong to. Expected a file of this version of "
+            f"tilewise. {remedy}"
+        )
+    own = _arrays(reference) | {"core": reference.core}
     same = {"origin", *(name for name, value in own.items() if value is not None)} == set(found)
     same = same and np.array_equal(found.pop("origin"), _digest(reference.integrals))
     same = same and all(found[name].shape == np.shape(own[name]) for name in found)
-    same = same and np.array_equal(found["active"], reference.active)
-    if not same or abs(float(found["e_tot"]) - reference.e_tot) > SAME_ENERGY:
+    if not same or not np.array_equal(found["active"], reference.active):
         raise InputError(
             f"{path} has the orbitals of another molecule, basis, point group, or choice of frozen orbitals. Expected "
             f"those of this run. {remedy}"
         )
-    return replace(reference, **(found | {"e_tot": float(found["e_tot"])}))
+    kept = replace(reference, **(found | {"e_tot": float(found["e_tot"])}))
+    _check_hamiltonian(path, kept, reference, remedy)
+    return kept
+
+
+def _check_hamiltonian(path: Path, kept: Reference, own: Reference, remedy: str) -> None:
+    """Raise if orbitals belong to another Hamiltonian; energies alone tell only those that are far apart."""
+    if not np.allclose(kept.core, own.core, rtol=SAME_DIGITS, atol=SAME_CORE):
+        most = float(np.abs(kept.core - own.core).max())
+        raise InputError(
+            f"{path} has the orbitals of another Hamiltonian, whose part of one electron differs by up to {most:.2g} "
+            f"hartree, as in another field or solvent. Expected that of this run. {remedy}"
+        )
+    if abs(kept.e_tot - own.e_tot) > SAME_ENERGY:
+        raise InputError(
+            f"{path} has the orbitals of another mean field, whose energy is {kept.e_tot:.8f} hartree. Expected that "
+            f"of this run, {own.e_tot:.8f}. {remedy}"
+        )

@@ -26,6 +26,7 @@ from tilewise.plans.propagation import nonnegative
 from tilewise.spaces.integers import parse_integer
 from tilewise.tensors import Engine
 from tilewise.tensors.drafts import parse_scratch
+from tilewise.tensors.memory import trim_heap
 
 __all__ = ["Method"]
 
@@ -87,6 +88,8 @@ class Method(ABC):
     """Attributes that a plan depends on, and perhaps three-index vectors."""
     reproducible: bool = False
     """Whether bits must not depend on workers, ranks and memory."""
+    scratch: str | None
+    """Folder for what memory does not hold; the system's temporary folder by default."""
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class Method(ABC):
         self.auxbasis, self.cholesky_tol = auxbasis, cholesky_tol
         self._check_integrals()
         self.memory = memory
-        self.scratch: str | None = None if scratch is None else parse_scratch(scratch)
+        self.set(scratch=scratch)
         self.verbose = parse_integer(
             getattr(mf, "verbose", 0) if verbose is None else verbose, "verbose=", "Pass a number from 0 to 9."
         )
@@ -136,6 +139,7 @@ class Method(ABC):
         self._made_vectors: Vectors | None = None
         self._vector_sizes: tuple[int, int] | None = None
         self._vectors_in_file = False
+        self._spared_bytes = 0  # in memory, if fitted ones were in a file
 
     def _cut(self) -> None:
         """Put the orbitals into tiles."""
@@ -258,10 +262,11 @@ class Method(ABC):
 
     def _with_vectors(self, make: Callable[[Engine], Planned], engine: Engine) -> Planned:
         """Plan something, once more with fitted vectors in a file if they leave it too little memory."""
+        self._check_integrals()
         try:
             return make(engine)
         except MemoryBudgetError:
-            if self._made_vectors is None or not self._made_vectors.held_bytes or self.integrals != "df":
+            if self._vectors_in_file or not self._spared_bytes:
                 raise
         self._drop_vectors()  # first, since they are to be in memory no more
         self._vectors_in_file = True
@@ -272,6 +277,7 @@ class Method(ABC):
         if self._vector_sizes is None:
             vectors = self.make_vectors(engine)
             self._vector_sizes = vectors.count, making_bytes(vectors)
+            self._spared_bytes = vectors.held_bytes if self.integrals == "df" else 0
         return self._vector_sizes
 
     def _cholesky_limit(self) -> float:
@@ -289,7 +295,10 @@ class Method(ABC):
         self._check_integrals()
         self._check_molecule()
         self._forget()
+        trim_heap()
         if engine.ranks == 1 and checkpoint is None:
+            if self._settled is not self._given_reference:
+                self._cut()
             return
         first = self._given_reference.of_first(engine)
         self._asked, self._asked_spaces = first.tiled(self._tile)

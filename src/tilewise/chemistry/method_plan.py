@@ -119,8 +119,7 @@ def plan_method(
             return MethodPlan(
                 name, hamiltonian, iteration, search.names, elsewhere, footprint, on_disk, budget, build, engine
             )
-    least = search.least_bytes(footprints[1]) + hamiltonian.vector_bytes
-    least = min(least + RESERVE_BYTES, int(least / (1 - RESERVE)) + 1)
+    least = with_reserve(search.least_bytes(footprints[1]) + hamiltonian.vector_bytes)
     raise MemoryBudgetError(
         f"An iteration of {name} needs {least} bytes ({bytes_text(least)}) with no integrals in memory. The budget is "
         f"{budget} bytes ({bytes_text(budget)}). Give memory={least} or more, or freeze orbitals.",
@@ -221,6 +220,11 @@ class _Search:
 def reserved_bytes(budget: int) -> int:
     """Bytes of a budget that are left for what is not counted: tables of libraries, small objects."""
     return min(RESERVE_BYTES, int(RESERVE * budget))
+
+
+def with_reserve(needed: int) -> int:
+    """A budget that leaves so many bytes besides `reserved_bytes`, and hardly more."""
+    return min(needed + RESERVE_BYTES, int(needed / (1 - RESERVE)) + 1)
 
 
 def _report(plan: MethodPlan) -> Report:

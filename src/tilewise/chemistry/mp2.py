@@ -67,7 +67,8 @@ class Doubles:
         """All of them as a tensor [i, j, a, b] whose blocks are made when they are needed."""
         pattern, engine = self.repulsion.pattern, self.repulsion.engine
         known = Pattern.trusted(pattern.spaces, pattern.index, norms, pattern.symmetry)
-        made = make_generated(self, transposed(known, (0, 2, 1, 3)), np.float64, 0.0, True, engine)
+        at_most = _needed_bytes(pattern, self.repulsion.in_memory, engine)  # an energy takes more than amplitudes
+        made = make_generated(self, transposed(known, (0, 2, 1, 3)), np.float64, 0.0, True, engine, at_most)
         gap = 2 * float(self.virtual.min(initial=np.inf) - self.occupied.max(initial=-np.inf))
         if self.repulsion.error_bound:
             made.error_bound = self.repulsion.error_bound / gap if gap > 0 else np.inf
@@ -196,6 +197,7 @@ class MP2(Method):
         self.tol = tol
         self.t2: BlockTensor | None = None
         self._planned_by: Engine | None = None
+        self._budget = 0
         self._check_integrals()
 
     def plan(self) -> TransformPlan | Plan | Program:
@@ -245,7 +247,7 @@ class MP2(Method):
 
     def _blocks_at_once(self, repulsion: BlockTensor, engine: Engine) -> int:
         """Blocks that there is room for beside the integrals, for each worker one at the most."""
-        room = budget_of(self.memory, engine.ranks_per_node)
+        room = self._budget
         if repulsion.in_memory:
             room -= bytes_on_rank(repulsion.pattern, engine)
         one = max(_needed_bytes(repulsion.pattern, repulsion.in_memory, engine), 1)
@@ -255,7 +257,7 @@ class MP2(Method):
         """The integrals (ia|jb)."""
         if self.integrals == "exact":
             job = self._transform(engine)
-            job.tensor = None
+            job.tensor, job.progress = None, self.speaker.say
             return job.kernel()
         made = self.plan()
         assert not isinstance(made, TransformPlan)
@@ -278,6 +280,7 @@ class MP2(Method):
         job = self._new_transform(self.memory, engine)
         try:
             lacking = self._lacking(job)
+            self._budget = job.plan().budget
         except MemoryBudgetError as error:
             least = error.least_bytes
             lacking = self._lacking(self._new_transform(least, engine))
@@ -286,12 +289,11 @@ class MP2(Method):
             raise _too_small(error.budget, least + lacking) from None
         if not lacking:
             return job
-        budget = job.plan().budget
-        smaller = self._new_transform(max(budget - lacking, 1), engine)
+        smaller = self._new_transform(max(self._budget - lacking, 1), engine)
         try:
             smaller.plan()
         except MemoryBudgetError as error:
-            raise _too_small(budget, error.least_bytes + lacking) from None
+            raise _too_small(self._budget, error.least_bytes + lacking) from None
         return smaller
 
     def _lacking(self, job: Transform) -> int:
@@ -321,7 +323,7 @@ class MP2(Method):
 
     def _plan_product(self, engine: Engine) -> Plan | Program:
         """The product of vectors, within what vectors or a block of amplitudes leave of the budget."""
-        budget = engine.least(budget_of(self.memory, engine.ranks_per_node))
+        budget = self._budget = engine.least(budget_of(self.memory, engine.ranks_per_node))
         count, making = self._count_vectors(engine)
         pair = plain_space(self.spaces.occ), plain_space(self.spaces.vir)
         pattern = Pattern.dense((Space.uniform(count, TILE, "aux"), *pair))

@@ -14,8 +14,10 @@ from tilewise.chemistry.fcidump import FcidumpReference
 from tilewise.chemistry.integrals import fock_matrix, orbital_irreps
 from tilewise.chemistry.orbitals import Frozen, check_mean_field, parse_frozen
 from tilewise.chemistry.spaces import OrbitalSpaces
+from tilewise.contract import einsum
 from tilewise.errors import InputError
-from tilewise.tensors import Engine
+from tilewise.factories import from_dense
+from tilewise.tensors import BlockTensor, Engine
 
 __all__ = ["Reference", "parse_reference"]
 
@@ -40,6 +42,8 @@ class Reference:
 
     integrals: Any
     """What `transform` takes as the origin of integrals: a molecule, or an array of them."""
+    core: Floats
+    """What does not depend on the density: the Hamiltonian of one electron over functions, or a file's Fock matrix."""
     occupied: Floats
     """Coefficients (functions, occupied orbitals)."""
     virtual: Floats
@@ -70,7 +74,7 @@ class Reference:
         """
         given = (self.occupied, self.virtual, self.fock, self.irreps, self.e_tot, self.active)
         found = engine.of_first(given)
-        first = Reference(self.integrals, *found)
+        first = Reference(self.integrals, self.core, *found)
         engine.agree(partial(self._check_alike, first))
         return first
 
@@ -135,6 +139,9 @@ class Reference:
 
 Turns = tuple[Floats, Floats]
 
+ROUNDING = 1e-9
+"""Blocks of turns whose norm is below are those of orbitals that have nothing in common."""
+
 
 def orbital_turns(given: Reference, wanted: Reference) -> Turns | None:
     """Matrices from the occupied and the virtual orbitals of one reference to those of another, None if they are equal.
@@ -160,6 +167,29 @@ def turn(amplitudes: Floats, turns: Turns | None) -> Floats:
     return turned
 
 
+def turned_tensor(
+    tensor: BlockTensor, turns: Turns, own: OrbitalSpaces, wanted: OrbitalSpaces, *, reproducible: bool
+) -> BlockTensor:
+    """Amplitudes t1[i, a] or t2[i, a, j, b] over other orbitals, block by block, as t1[i, a] or t2[i, j, a, b].
+
+    Parameters
+    ----------
+    tensor : BlockTensor
+        The amplitudes.
+    turns : (array, array)
+        From their orbitals to the others.
+    own, wanted : OrbitalSpaces
+        The tiles of both.
+    reproducible : bool
+        Whether bits must not depend on workers and ranks.
+    """
+    occupied = from_dense(turns[0], (own.occ, wanted.occ), ROUNDING)
+    virtual = from_dense(turns[1], (own.vir, wanted.vir), ROUNDING)
+    form = "ia,ik,ac->kc" if tensor.ndim == 2 else "iajb,ik,jl,ac,bd->klcd"
+    matrices = (occupied, virtual) if tensor.ndim == 2 else (occupied, occupied, virtual, virtual)
+    return einsum(form, tensor, *matrices, engine=tensor.engine, reproducible=reproducible)
+
+
 def parse_reference(mf: Any, frozen: Frozen) -> Reference:
     """Take the orbitals of a closed-shell Hartree-Fock object of PySCF or of a file, or say why not.
 
@@ -176,10 +206,12 @@ def parse_reference(mf: Any, frozen: Frozen) -> Reference:
     active = parse_frozen(frozen, occupations)
     occupied, virtual = np.flatnonzero(active & (occupations > 0)), np.flatnonzero(active & (occupations == 0))
     chosen = np.concatenate([occupied, virtual])
+    core = _core(mf)
     fock = fock_matrix(mf)[np.ix_(chosen, chosen)]
     irreps = _irreps(mf, coefficients)
     return Reference(
         integrals=mf.eri if isinstance(mf, FcidumpReference) else mf.mol,
+        core=core,
         occupied=coefficients[:, occupied],
         virtual=coefficients[:, virtual],
         fock=fock,
@@ -187,6 +219,21 @@ def parse_reference(mf: Any, frozen: Frozen) -> Reference:
         e_tot=float(mf.e_tot),
         active=chosen,
     )
+
+
+def _core(mf: Any) -> Floats:
+    """What the Hamiltonian has of one electron, a solvent around the nuclei alone included.
+
+    A solvent keeps what it was asked last, and `fock_matrix` asks for the density of the orbitals: this comes before.
+    """
+    if isinstance(mf, FcidumpReference):
+        return mf.fock
+    core: Floats = np.asarray(mf.get_hcore(), np.float64)
+    solvent = getattr(mf, "with_solvent", None)
+    if solvent is None or solvent.frozen:
+        return core
+    around_nuclei: Floats = solvent.kernel(np.zeros_like(core))[1]
+    return core + around_nuclei
 
 
 def _irreps(mf: Any, coefficients: Floats) -> Ints | None:

@@ -177,7 +177,8 @@ def solve(
     Parameters
     ----------
     start : dict of str to BlockTensor
-        Amplitudes to start from, in memory; they have every block that an iteration gives them.
+        Amplitudes to start from, in memory; they have every block that an iteration gives them. A run that goes on from
+        a checkpoint with ``diis_on_disk`` writes over them: their memory serves to bring back what DIIS remembers.
     energy_of : callable
         The correlation energy of amplitudes.
     update : callable
@@ -450,7 +451,6 @@ def _with_blocks(tensor: BlockTensor, pattern: Pattern) -> BlockTensor:
 
 def explain_failure(history: tuple[Cycle, ...], options: Options) -> str:
     """Why an iteration has not converged within its cycles, from what these came to, and what to try."""
-    norms = [cycle.norm for cycle in history]
     limits = (
         f"Expected a norm below conv_tol_normt={options.conv_tol_normt:.3g} and a change below "
         f"conv_tol={options.conv_tol:.3g}."
@@ -458,39 +458,49 @@ def explain_failure(history: tuple[Cycle, ...], options: Options) -> str:
     if not history:
         return f"There was no cycle. {limits} Raise max_cycle={options.max_cycle}."
     last = history[-1]
-    state = (
+    return (
         f"After {plural_text(last.number, 'cycle')} the step has the norm {last.norm:.3g} and the energy changed by "
-        f"{last.change:.3g} hartree. {limits}"
+        f"{last.change:.3g} hartree. {limits} {_advice(history, options)}"
     )
+
+
+def _advice(history: tuple[Cycle, ...], options: Options) -> str:
+    """What some cycles lack, and what to try."""
+    last, norms = history[-1], [cycle.norm for cycle in history]
     if len(history) < 3:
-        return f"{state} Raise max_cycle={options.max_cycle}."
+        return f"Raise max_cycle={options.max_cycle}."
     if 0 < last.norm < ROUNDING:
-        return f"{state} Steps are as short as rounding lets them be: raise conv_tol_normt and conv_tol."
+        return "Steps are as short as rounding lets them be: raise conv_tol_normt and conv_tol."
     least = min(norms)
     if last.norm > 10 * least:
         return (
-            f"{state} Steps grow again: the shortest was {least:.3g} in cycle {norms.index(least) + 1}. Check that the "
-            "mean field is stable and has a gap, take smaller steps with iterative_damping=0.5, or start from the "
+            f"Steps grow again: the shortest was {least:.3g} in cycle {norms.index(least) + 1}. Check that the mean "
+            "field is stable and has a gap, take smaller steps with iterative_damping=0.5, or start from the "
             "amplitudes of a geometry nearby."
         )
-    recent = history[-RECENT:]
+    return _advice_on_rate(history[-RECENT:], options)
+
+
+def _advice_on_rate(recent: tuple[Cycle, ...], options: Options) -> str:
+    """The same for steps that neither grow nor are as short as can be, by how fast the last ones became shorter."""
+    last = recent[-1]
     rate = (last.norm / recent[0].norm) ** (1 / (len(recent) - 1)) if recent[0].norm else 0.0
     if rate < 0.9:
-        return f"{state} It was still converging: raise max_cycle to {_cycles_needed(last, rate, options)} or more."
+        return f"It was still converging: raise max_cycle to {_cycles_needed(last, rate, options)} or more."
     turns = sum(a.change * b.change < 0 for a, b in pairwise(recent))
     if turns >= len(recent) // 2:
         return (
-            f"{state} The energy goes up and down. Raise diis_space={options.diis_space}, or take smaller steps with "
+            f"The energy goes up and down. Raise diis_space={options.diis_space}, or take smaller steps with "
             "iterative_damping=0.5."
         )
     if rate >= 1:
         return (
-            f"{state} Steps do not become shorter. Check that the mean field is stable and has a gap, raise "
+            "Steps do not become shorter. Check that the mean field is stable and has a gap, raise "
             f"diis_space={options.diis_space}, or take smaller steps with iterative_damping=0.5; or the limits are "
             "below the rounding or the screening of the integrals."
         )
     return (
-        f"{state} Each step is {rate:.2f} times as long as the one before, which is slow. Raise max_cycle to "
+        f"Each step is {rate:.2f} times as long as the one before, which is slow. Raise max_cycle to "
         f"{_cycles_needed(last, min(rate, 0.98), options)} or more and diis_space={options.diis_space}, and check that "
         "the mean field has a gap."
     )

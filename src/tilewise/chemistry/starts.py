@@ -22,42 +22,56 @@ from tilewise.tensors import BlockTensor, Engine
 __all__ = ["Start"]
 
 Floats = npt.NDArray[np.float64]
-Given = BlockTensor | Floats | None
+Given = BlockTensor | npt.NDArray[Any] | None
 Reader = Callable[[tuple[int, ...]], Floats]
 """Gives blocks [i, a] or [i, j, a, b] of amplitudes."""
+
+NOTHING, ARRAY, TENSOR = "nothing", "an array", "a BlockTensor"
+"""What a user may give."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
     """Amplitudes as a user has them, by name; what is missing is zero."""
 
-    given: Mapping[str, Given]
-    """Arrays and tensors in PySCF's order of modes."""
+    given: dict[str, Given]
+    """Arrays, on the first rank alone, and tensors in PySCF's order of modes; empty once they are placed."""
+    kinds: Mapping[str, str]
+    """What the first rank was given of each."""
     spaces: OrbitalSpaces
     """The orbitals that they are over."""
 
     @classmethod
     def of(cls, names: Sequence[str], t1: Any, t2: Any, spaces: OrbitalSpaces, engine: Engine) -> Start | None:
         """What a method can start from, None if nothing was given; arrays are those of the first rank."""
-        if t1 is None and t2 is None:
-            return None
         found: dict[str, Any] = {"t1": t1, "t2": t2}
-        given = {name: _parse(name, found[name], _modes(name, spaces)) for name in names}
-        return cls({name: _of_first(value, engine) for name, value in given.items()}, spaces)
+        kinds = engine.of_first({name: _kind(found[name]) for name in names})
+
+        def parse() -> dict[str, Given]:
+            for name in names:
+                _check_alike(name, _kind(found[name]), kinds[name], engine.rank)
+            own = [name for name in names if kinds[name] == TENSOR or engine.rank == 0]
+            return {name: _parse(name, found[name], _modes(name, spaces)) for name in own}
+
+        given = engine.agree(parse)
+        assert given is not None
+        return None if set(kinds.values()) == {NOTHING} else cls(given, kinds, spaces)
 
     def placed(self, wanted: OrbitalSpaces, turns: Turns | None, engine: Engine) -> dict[str, BlockTensor]:
-        """The amplitudes of a method, over orbitals that those of the user are turned into."""
-        return {name: self._placed(name, wanted, turns, engine) for name in self.given}
+        """The amplitudes of a method, over orbitals that those of the user are turned into; these are let go of."""
+        return {name: self._placed(name, wanted, turns, engine) for name in self.kinds}
 
     def _placed(self, name: str, wanted: OrbitalSpaces, turns: Turns | None, engine: Engine) -> BlockTensor:
-        pattern = wanted.pattern(INDICES[name])
-        if self.given[name] is None:
+        pattern, kind, value = wanted.pattern(INDICES[name]), self.kinds[name], self.given.pop(name, None)
+        if kind == NOTHING:
             return zeros(pattern=pattern)
-        read = self._reader(name, wanted, turns)
+        if kind == ARRAY:  # each rank has its own, over orbitals of another sign or turn
+            value = engine.of_first(value)
+        read = self._reader(name, value, wanted, turns)
         return assembled(pattern, read if name == "t1" else _symmetric(read), engine)
 
-    def _reader(self, name: str, wanted: OrbitalSpaces, turns: Turns | None) -> Reader:
-        value, orders = self.given[name], [space.order for space in _modes(name, self.spaces)]
+    def _reader(self, name: str, value: Given, wanted: OrbitalSpaces, turns: Turns | None) -> Reader:
+        orders = [space.order for space in _modes(name, self.spaces)]
         if turns is not None:
             whole = value.to_dense() if isinstance(value, BlockTensor) else np.asarray(value)[np.ix_(*orders)]
             value, orders = turn(whole, turns), [np.arange(len(order)) for order in orders]
@@ -66,12 +80,28 @@ class Start:
         array = np.asarray(value)
         modes = zip(orders, _modes(name, wanted), strict=True)
         parts = [np.split(order, space.offsets[1:-1]) for order, space in modes]
-        return lambda index: array[np.ix_(*(part[tile] for part, tile in zip(parts, index, strict=True)))]
+
+        def read(index: tuple[int, ...]) -> Floats:
+            where = np.ix_(*(part[tile] for part, tile in zip(parts, index, strict=True)))
+            return array[where].astype(np.float64, copy=False)
+
+        return read
 
 
-def _of_first(value: Given, engine: Engine) -> Given:
-    """An array of the first rank: each rank has its own, over orbitals of another sign or turn."""
-    return engine.of_first(value) if isinstance(value, np.ndarray) else value
+def _kind(value: Any) -> str:
+    if value is None:
+        return NOTHING
+    return TENSOR if isinstance(value, BlockTensor) else ARRAY
+
+
+def _check_alike(name: str, kind: str, first: str, rank: int) -> None:
+    """Raise if a rank was given what does not go with what the first one was given."""
+    if kind == first or (kind, first) == (NOTHING, ARRAY):
+        return
+    raise InputError(
+        f"Rank {rank} was given {kind} as {name}=, and the first one {first}. Expected the same tensor on every rank, "
+        "of which each has a part, or an array on the first. Pass the tensor on all, or what to_pyscf() gives."
+    )
 
 
 def _modes(name: str, spaces: OrbitalSpaces) -> tuple[Space, ...]:
@@ -118,13 +148,12 @@ def _parse_tensor(name: str, tensor: BlockTensor, modes: tuple[Space, ...]) -> B
     return tensor
 
 
-def _parse_array(name: str, value: Any, modes: tuple[Space, ...]) -> Floats:
+def _parse_array(name: str, value: Any, modes: tuple[Space, ...]) -> npt.NDArray[Any]:
     remedy = "Pass what pyscf.cc or to_pyscf() gives."
     try:
         array = np.asarray(value)
         if array.dtype.kind not in "fiu":
             raise ValueError(f"it has elements of {array.dtype}")
-        array = array.astype(np.float64, copy=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}= is no array of real numbers: {error}. Expected one. {remedy}") from None
     shape = tuple(space.size for space in modes)

@@ -195,8 +195,7 @@ def _fit_copy(fitting: Any, memory: int) -> FittedVectors:
     own = fitting.copy().reset()
     own._cderi_to_save = type(own)(own.mol)._cderi_to_save  # a file of the user's is not written
     own.max_memory = memory * 1e-6 + pyscf_module().lib.current_memory()[0]  # PySCF's limits are those of a process
-    own.build()
-    return FittedVectors(own, int(own.get_naoaux()))
+    return FittedVectors.built(own)
 
 
 def cholesky_vectors(
@@ -399,7 +398,8 @@ class Decomposition:
                 f"Cholesky vectors need more than the budget of {self.budget} bytes ({bytes_text(self.budget)}): "
                 f"{self.count} of {one} bytes are found, and with what finding another takes they are {least} bytes "
                 f"({bytes_text(least)}), while the largest error is still {self.largest:.2g}. Expected a budget for "
-                f"all vectors until it is {self.tol}. Give more memory=, or a larger tolerance (cholesky_tol).",
+                f"all vectors until it is {self.tol}. Give more memory=, or a larger tolerance (cholesky_tol of a "
+                "method).",
                 self.budget,
             )
         return few if self.reproducible else min(room, COLUMNS)
@@ -439,7 +439,8 @@ class Decomposition:
         if least < -self.tol:
             raise TilewiseError(
                 f"A diagonal element of the integrals became {least:.3g} after {self.count} Cholesky vectors: rounding "
-                f"is above the tolerance {self.tol}. Expected none below 0. Give a larger one (cholesky_tol)."
+                f"is above the tolerance {self.tol}. Expected none below 0. Give a larger tolerance "
+                "(cholesky_tol of a method)."
             )
         found.flags.writeable = False
         self.made.append(found)

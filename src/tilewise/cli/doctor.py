@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,21 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
         help="what this computer has; measures its rates",
-        description="What this computer has. Measures its rates, which plans use to predict times, and stores them.",
+        description="What this computer has. Compiles the loops, measures its rates, which plans use to predict times, "
+        "and stores them.",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--no-measure", action="store_true", help="measure nothing, show what is stored")
     parser.set_defaults(run=_doctor)
+
+
+def _compile_chemistry() -> None:
+    """Compile what coupled cluster needs, where it can be used."""
+    if importlib.util.find_spec("pyscf") is not None:
+        from tilewise.chemistry.first_use import compile_loops
+
+        say("compiling the loops of coupled cluster, if this is their first use")
+        compile_loops()
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -36,6 +47,7 @@ def _doctor(args: argparse.Namespace) -> int:
         machine, stored = Machine.measured(), None
     else:
         machine = calibrate(say)
+        _compile_chemistry()
         stored = machine.save()
     facts = describe_host(machine)
     if args.json:

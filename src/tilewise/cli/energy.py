@@ -34,8 +34,8 @@ EXITS = """
 exit codes:
   0    done
   1    not enough memory
-  2    the input is wrong; one line says what to do
-  3    the amplitudes have not converged; one line says why and what to try
+  2    the input is wrong or a file cannot be used; one line says what to do
+  3    the amplitudes have not converged, or are no numbers any more; one line says why and what to try
   75   with --checkpoint, stopped by SIGTERM or SIGUSR1; the same command goes on from there
   130  stopped by Ctrl-C
 

@@ -53,8 +53,16 @@ ASSIGNED = "auxbasis|basis|charge|checkpoint|frozen|integrals|memory|reproducibl
 NAMED = "cholesky_tol|conv_tol_normt|conv_tol|diis_space|iterative_damping|max_cycle"
 """Keywords that are options too, and nothing else."""
 
-KEYWORD = re.compile(rf"(?<![\w./=-])(?:({ASSIGNED})(?==)|({NAMED})(?![\w/-]|\.\w))(=(?![\w'\[-]))?")
-"""One of these in a message, with an ``=`` that no value follows."""
+SHARED = "spin"
+"""Keywords of PySCF and of files too: options where a message begins with them or names them without a value."""
+
+BARE = r"=(?![\w'\[-])"
+"""An ``=`` that no value follows."""
+
+KEYWORD = re.compile(
+    rf"(?<![\w./=-])(?:({ASSIGNED})(?==)|({NAMED})(?![\w/-]|\.\w)|^({SHARED})(?==)|({SHARED})(?={BARE}))({BARE})?"
+)
+"""One of these in a message, with such an ``=``."""
 
 
 def rank_text() -> str:
@@ -108,7 +116,7 @@ def tell_ranks(args: argparse.Namespace, engine: Engine) -> None:
 
 def with_options(text: str) -> str:
     """A message with keywords of Python as the options that they are here: ``--max-cycle=3`` for ``max_cycle=3``."""
-    return KEYWORD.sub(lambda found: f"--{(found[1] or found[2]).replace('_', '-')}", text)
+    return KEYWORD.sub(lambda found: f"--{next(filter(None, found.groups())).replace('_', '-')}", text)
 
 
 def line_of(error: BaseException) -> str:

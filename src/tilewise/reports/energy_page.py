@@ -7,7 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +48,12 @@ MARK = '<meta name="generator" content="tilewise">'
 
 MARK_BYTES = 1024
 """Where the mark has to be found."""
+
+UNFINISHED = (
+    "This report is not finished: its pictures are being drawn, or that was cut off. If the command has ended, run it "
+    "again: it writes the report anew."
+)
+"""What a page says that has the mark only."""
 
 LONGEST = 10
 """How many terms the table of the longest ones has."""
@@ -160,6 +166,8 @@ def versions() -> dict[str, str]:
 def write_energy_page(folder: str | os.PathLike[str], page: EnergyPage) -> Path:
     """Write ``index.html`` and its pictures, as PNG and SVG, into a folder that is made if it is missing.
 
+    Until all is there, the page is an earlier one, or says that it is not finished.
+
     Parameters
     ----------
     folder : str or Path
@@ -184,9 +192,9 @@ def write_energy_page(folder: str | os.PathLike[str], page: EnergyPage) -> Path:
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        text = _html(page, place).encode()
-        with draft(place / PAGE) as handle, os.fdopen(os.dup(handle), "wb") as stream:
-            stream.write(text)
+        if not (place / PAGE).exists():  # pictures without a page would be taken for those of somebody else
+            _write(place / PAGE, _unfinished(page))
+        _write(place / PAGE, _finished(page, place))
     except OSError as error:
         raise StorageError(
             f"The report cannot be written to {place}: {error.strerror or error}. Expected a folder with room. Name "
@@ -201,11 +209,25 @@ def is_energy_page(file: Path) -> bool:
         return MARK.encode() in stream.read(MARK_BYTES)
 
 
-def _html(page: EnergyPage, folder: Path) -> str:
-    body = "".join(part for part in _sections(page, folder) if part)
+def _write(file: Path, text: str) -> None:
+    with draft(file) as handle, os.fdopen(os.dup(handle), "wb") as stream:
+        stream.write(text.encode())
+
+
+def _unfinished(page: EnergyPage) -> str:
+    """What stands for a page until its pictures are drawn, and stays if that is cut off."""
+    shown = replace(page, verdict="not finished", good=False, advice=UNFINISHED)
+    return _html(page.title, _header(shown) + _section("Calculation", _command(page.command)))
+
+
+def _finished(page: EnergyPage, folder: Path) -> str:
+    return _html(page.title, "".join(part for part in _sections(page, folder) if part))
+
+
+def _html(title: str, body: str) -> str:
     head = (
         f'<meta charset="utf-8">{MARK}<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(page.title)}</title><style>{STYLE}</style>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style>"
     )
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body><main>{body}</main></body></html>\n'
 

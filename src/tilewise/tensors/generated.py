@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tilewise.errors import GeneratorError, InputError
 from tilewise.patterns import Pattern
 from tilewise.plans.propagation import NORM_LENIENCE
+from tilewise.spaces.integers import parse_integer
 from tilewise.tensors.create import check_block
 from tilewise.tensors.protocol import Engine
 from tilewise.tensors.storage import all_finite, check_bytes, data_dtype, frobenius_norm, parse_dtype
@@ -42,6 +43,8 @@ class Generated:
     """Whether several threads may call the function at once."""
     seconds: Floats
     """What making each block is said to cost; zero if nothing was said."""
+    working_bytes: int
+    """What making a block is said to take besides the block."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held until a block is copied, if the function is not thread safe."""
 
@@ -50,17 +53,17 @@ class Generated:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process has a lock of its own."""
-        return Generated, (self.pattern, self.function, self.dtype, self.parallel, self.seconds)
+        return Generated, (self.pattern, self.function, self.dtype, self.parallel, self.seconds, self.working_bytes)
 
     @property
     def largest_bytes(self) -> int:
-        """Bytes of the largest block from when it is made until it is copied, with what checking it takes.
+        """Bytes of the largest block until it is copied, with what making and checking it takes besides.
 
         NumPy makes double precision unless it is told otherwise, and so would a function for single precision.
         """
         elements = int(self.pattern.block_sizes.max(initial=0))
         wide = np.result_type(self.dtype, np.float64)
-        return elements * wide.itemsize + check_bytes(elements, self.dtype)
+        return elements * wide.itemsize + max(check_bytes(elements, self.dtype), self.working_bytes)
 
     def read(self, row: int, out: Array) -> None:
         """Make a block; one at a time if the function is not thread safe.
@@ -132,6 +135,7 @@ def make_generated(
     cost: float | Sequence[float] | Floats,
     thread_safe: bool,
     engine: Engine,
+    working_bytes: int = 0,
 ) -> BlockTensor:
     """A tensor whose blocks are made when they are needed."""
     if not callable(function):
@@ -139,8 +143,8 @@ def make_generated(
             f"from_function was given {function!r:.60}, which is no function. Expected make_block(block_index), which "
             "returns the block as an array. Pass a function."
         )
-    storage = Generated(pattern, function, parse_dtype(dtype), bool(thread_safe), parse_cost(cost, pattern))
-    return BlockTensor(pattern, storage, engine)
+    kind, seconds, besides = parse_dtype(dtype), parse_cost(cost, pattern), parse_working_bytes(working_bytes)
+    return BlockTensor(pattern, Generated(pattern, function, kind, bool(thread_safe), seconds, besides), engine)
 
 
 def parse_cost(cost: Any, pattern: Pattern) -> Floats:
@@ -155,3 +159,12 @@ def parse_cost(cost: Any, pattern: Pattern) -> Floats:
             "0, or one for each block in the order of pattern.index. Correct it."
         )
     return seconds
+
+
+def parse_working_bytes(working_bytes: Any) -> int:
+    """Bytes that making a block takes besides it."""
+    remedy = "Pass bytes as an integer, or leave it away."
+    number = parse_integer(working_bytes, "working_bytes=", remedy)
+    if number < 0:
+        raise InputError(f"working_bytes={number} is no amount of memory. Expected at least 0. {remedy}")
+    return number

@@ -23,15 +23,31 @@ import numpy.typing as npt
 LEAST_BYTES = 1 << 20
 """Smaller arrays come from NumPy: its own allocator keeps what is small."""
 
+M_TRIM_THRESHOLD = -1
+"""Number of this setting in the C library: bytes that may stay at the end of a heap."""
+
+M_MMAP_THRESHOLD = -3
+"""Number of this setting in the C library: bytes from which on memory has pages of its own."""
+
 WASTE = 1.25
 """A kept piece serves a request if it is at most this much larger."""
 
 
 def trim_heap() -> None:
-    """Give back to the system what the C library keeps of memory that was freed; nothing where it does not know how."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:
-        trim(0)
+    """Give back to the system what the C library keeps of memory that was freed, and have it keep little from now on.
+
+    GNU's gives each thread a heap of its own, in which it puts what is smaller than the largest array that was freed so
+    far, up to 32 MB, and it keeps as much again at the end of each.  With fixed limits large arrays have pages of their
+    own, as those of `Memory` have.  Nothing happens where the C library has no such calls.
+    """
+    if os.name != "posix":
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(M_TRIM_THRESHOLD, LEAST_BYTES)
+        library.mallopt(M_MMAP_THRESHOLD, LEAST_BYTES)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
 
 
 def default_limit() -> int:
