@@ -23,14 +23,14 @@ def fluoride() -> Any:
 def test_triples_that_do_not_fit_are_refused_before_the_iteration(fluoride: Any) -> None:
     """Eight workers need more for the triples than for the iteration."""
     with tw.engine("threads", workers=8):
-        least = least_memory(CCSD, fluoride)
-        CCSD(fluoride, memory=least).plan()
+        least = least_memory(CCSD, fluoride, tile=4)
+        CCSD(fluoride, tile=4, memory=least).plan()
         with pytest.raises(MemoryBudgetError, match=rf"CCSD\(T\) needs .* The budget is {least} bytes") as found:
-            CCSD_T(fluoride, memory=least).plan()
+            CCSD_T(fluoride, tile=4, memory=least).plan()
         enough = found.value.least_bytes
         assert enough > least
         assert f"Give memory={enough} or more" in str(found.value)
-        assert CCSD_T(fluoride, memory=enough).plan().peak_bytes <= enough
+        assert CCSD_T(fluoride, tile=4, memory=enough).plan().peak_bytes <= enough
 
 
 @pytest.mark.parametrize("integrals", ["exact", "df"])

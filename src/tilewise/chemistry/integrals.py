@@ -334,7 +334,7 @@ def _fitting_errors(fitting: Any) -> Iterator[None]:
         raise StorageError(
             f"Fitted vectors cannot be written to a file in {_folder_of(fitting)} or read from it: "
             f"{os.strerror(error.errno) if error.errno else error}. Expected a folder that stays, on a disk with room "
-            "for all of them. Name one with scratch=, or with PYSCF_TMPDIR for those that a mean field makes for itself."
+            "for all of them. Name one with scratch=, or with PYSCF_TMPDIR for those that a mean field makes itself."
         ) from error
 
 
