@@ -17,6 +17,7 @@ from tilewise.errors import InputError, MemoryBudgetError
 from tilewise.expressions.equations import Statement
 from tilewise.patterns import Pattern
 from tilewise.plans import Plan, Program, Step
+from tilewise.plans.budget import no_budget
 from tilewise.plans.layout import largest_share, make_layout
 from tilewise.plans.sharing import is_small
 from tilewise.spaces import Pairs, Space
@@ -150,8 +151,8 @@ class Iteration:
     def by_group(self, *, latest: bool = False) -> dict[str, tuple[float, int]]:
         """Seconds and floating-point operations of each group of terms, as they are expected or in the latest run.
 
-        What a group spent on reading or making slices of operands, while nothing was multiplied, is a group of its own:
-        its name ends with "slices".
+        What a group spent on reading or making slices of operands, while nothing was multiplied, is a group of its own,
+        whose name ends with "slices"; in steps that ranks share it is not told apart.
         """
         found: dict[str, tuple[float, int]] = {}
 
@@ -326,7 +327,7 @@ class _Planner:
         if whole.scratch is not None:
             options["scratch"] = whole.scratch
         if resident:
-            free = plan(statement.expression, *operands, **options)
+            free = plan(statement.expression, *operands, memory=no_budget(), **options)
             if free.peak_bytes - (_last(free).kept_bytes if into_out else 0) <= room:
                 return free
         own = self._size(whole.pattern_of(statement)) if into_out else 0

@@ -9,6 +9,7 @@ import pytest
 
 import tilewise as tw
 from chemistry.cc_cases import (
+    TIGHT,
     least_memory,
     mean_field_of,
     run_within,
@@ -205,3 +206,13 @@ def test_vectors_of_a_file_are_in_one_again_in_a_second_run(kind: Any, monkeypat
     assert len(held) > 1
     assert set(held[1:]) == {0}
     assert len(energies) == 1
+
+
+def test_the_budget_of_a_method_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the environment gives to calls without one does not hold for the parts of a method that was given one."""
+    mf = mean_field_of("ethene", "6-31g")
+    expected = CCSD(mf, memory="1GB", **TIGHT).run()
+    monkeypatch.setenv("TILEWISE_MEMORY", "1kB")
+    found = CCSD(mf, memory="1GB", **TIGHT).run()
+    assert found.plan().elsewhere == expected.plan().elsewhere == ()
+    assert found.e_corr == pytest.approx(expected.e_corr, rel=0, abs=1e-12)

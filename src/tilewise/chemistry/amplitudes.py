@@ -8,7 +8,9 @@ so that the ladder writes its results where they belong.
 The equations are those of T1-dressed integrals (Koch, Christiansen, Kobayashi, Jorgensen, Helgaker, Chem. Phys. Lett.
 228, 233 (1994)), with what is quadratic in t1 taken together with t2 as tau: V[iajb] = (ia|jb), Vp its exchange, L =
 2 V - Vp, J[iakc] = (ki|ac), ooov[kilc] = (ki|lc), ovvv[akcd] = (kc|ad); oooo, ov and vv are matrices over pairs.
-Residuals r1 and r2 vanish at the solution.
+Residuals r1 and r2 vanish at the solution.  Where a symmetry lets letters change places, those of a sum come in the
+same order in both factors, and what is left comes first or last: products then read elements in the order in which
+they are stored.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ r1[ia] = f_ov[ia] + 2 V[iakc] t1[kc] - J[iakc] t1[kc]                         @s
 
 # pairs: the particle-particle and the hole-hole ladder
 tau[iajb] = t2[iajb] + t1[ia] t1[jb]                                          @pairs
-K[alij] = tau[icjd] ovvv[aldc]                                                @pairs
+K[alij] = tau[jdic] ovvv[aldc]                                                @pairs
 tau_s[px] = fold tau[iajb]                                                    @folding
 tau_a[PX] = fold tau[iajb]                                                    @folding
 Qs[kilj] = Q[kilj] + Q[ljki]                                                  @dressing
@@ -75,11 +77,11 @@ A[iajb] += 1/2 M[iakc] u[kcjb]                                                @r
 
 # singles
 h_oo[kj] = L[kdlc] t2[jdlc]                                                   @singles
-h_vv[bc] = t2[kbld] L[kcld]                                                   @singles
+h_vv[bc] = t2[ldkb] L[ldkc]                                                   @singles
 F_vv[ac] = g_vv[ac] - t1[ka] g_ov[kc] - h_vv[ac]                              @singles
 F_oo[ki] = g_oo[ki] + h_oo[ki]                                                @singles
 r1[ia] += t1[ic] F_vv[ac] - t1[ka] F_oo[ki] + u[iakc] g_ov[kc]                @singles
-r1[ia] += u[kcid] ovvv[akcd] - u[kalc] ooov[kilc]                             @singles
+r1[ia] += u[idkc] ovvv[dkca] - u[kalc] ooov[iklc]                             @singles
 F_oo[ki] += t1[ic] g_ov[kc]                                                   @singles
 
 # doubles

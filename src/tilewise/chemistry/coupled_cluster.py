@@ -32,7 +32,7 @@ from tilewise.engines.base import current_engine
 from tilewise.engines.threads import hosting
 from tilewise.errors import InputError
 from tilewise.expressions.equations import Statement
-from tilewise.plans.budget import budget_of
+from tilewise.plans.budget import budget_of, no_budget
 from tilewise.tensors import BlockTensor, Engine
 from tilewise.tensors.memory import trim_heap
 
@@ -118,6 +118,7 @@ class CoupledCluster(Method):
         self.timings: list[Timing] = []
         self._amplitudes: Amplitudes = {}
         self._tensors: dict[str, BlockTensor] = {}
+        self._singles: BlockTensor | None = None
         self.set(**settings)
 
     @abstractmethod
@@ -131,11 +132,14 @@ class CoupledCluster(Method):
     @property
     def t1(self) -> BlockTensor | None:
         """Singles t1[i, a] over the mean field's orbitals, in tiles; None before the run or if the method has none."""
-        return self._of_mean_field("t1")
+        return self._singles
 
     @property
     def t2(self) -> BlockTensor | None:
-        """Doubles t2[i, j, a, b] over the mean field's orbitals, in tiles; None before the run."""
+        """Doubles t2[i, j, a, b] over the mean field's orbitals, in tiles; None before the run.
+
+        It is made each time that it is asked for, of ranks by all together.
+        """
         return self._of_mean_field("t2")
 
     def _of_mean_field(self, name: str) -> BlockTensor | None:
@@ -145,7 +149,8 @@ class CoupledCluster(Method):
             return None
         turns = orbital_turns(self.reference, self._asked)
         if turns is not None:
-            return turned_tensor(found, turns, self.spaces, self._asked_spaces, reproducible=self.reproducible)
+            options = {name: getattr(self, name) for name in ("memory", "scratch", "reproducible")}
+            return turned_tensor(found, turns, self.spaces, self._asked_spaces, **options)
         return found if found.ndim == 2 else found.transpose(0, 2, 1, 3)
 
     def to_pyscf(self) -> tuple[Floats, Floats]:
@@ -288,11 +293,12 @@ class CoupledCluster(Method):
     def _forget(self) -> None:
         """Let go of an earlier run: its tensors are not planned for."""
         super()._forget()
-        self._tensors, self._amplitudes, self.outcome = {}, {}, None
+        self._tensors, self._amplitudes, self._singles, self.outcome = {}, {}, None, None
         self.converged, self.cycles, self.timings = False, 0, []
 
     def _take(self, outcome: Outcome) -> None:
         self.outcome, self._amplitudes = outcome, dict(outcome.amplitudes)
+        self._singles = self._of_mean_field("t1")
         self.e_corr, self.converged, self.cycles = outcome.e_corr, outcome.converged, outcome.cycles
         self._say(f"E({self.name}) = {self.e_tot:.12f}  E_corr = {self.e_corr:.12f}", level=3)
 
@@ -364,4 +370,5 @@ class CoupledCluster(Method):
         return {name: made[name] for name in self.amplitude_names}
 
     def _scalar(self, expression: str, *operands: BlockTensor) -> float:
-        return float(einsum(expression, *operands, reproducible=self.reproducible).item())
+        made = einsum(expression, *operands, memory=no_budget(), reproducible=self.reproducible)
+        return float(made.item())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -168,7 +169,7 @@ def turn(amplitudes: Floats, turns: Turns | None) -> Floats:
 
 
 def turned_tensor(
-    tensor: BlockTensor, turns: Turns, own: OrbitalSpaces, wanted: OrbitalSpaces, *, reproducible: bool
+    tensor: BlockTensor, turns: Turns, own: OrbitalSpaces, wanted: OrbitalSpaces, **options: Any
 ) -> BlockTensor:
     """Amplitudes t1[i, a] or t2[i, a, j, b] over other orbitals, block by block, as t1[i, a] or t2[i, j, a, b].
 
@@ -180,14 +181,14 @@ def turned_tensor(
         From their orbitals to the others.
     own, wanted : OrbitalSpaces
         The tiles of both.
-    reproducible : bool
-        Whether bits must not depend on workers and ranks.
+    **options
+        Of `einsum`: ``reproducible``, ``memory``, ``scratch``.
     """
     occupied = from_dense(turns[0], (own.occ, wanted.occ), ROUNDING)
     virtual = from_dense(turns[1], (own.vir, wanted.vir), ROUNDING)
     form = "ia,ik,ac->kc" if tensor.ndim == 2 else "iajb,ik,jl,ac,bd->klcd"
     matrices = (occupied, virtual) if tensor.ndim == 2 else (occupied, occupied, virtual, virtual)
-    return einsum(form, tensor, *matrices, engine=tensor.engine, reproducible=reproducible)
+    return einsum(form, tensor, *matrices, engine=tensor.engine, **options)
 
 
 def parse_reference(mf: Any, frozen: Frozen) -> Reference:
@@ -224,14 +225,16 @@ def parse_reference(mf: Any, frozen: Frozen) -> Reference:
 def _core(mf: Any) -> Floats:
     """What the Hamiltonian has of one electron, a solvent around the nuclei alone included.
 
-    A solvent keeps what it was asked last, and `fock_matrix` asks for the density of the orbitals: this comes before.
+    What a frozen solvent keeps is of a density, which is known to the tolerance of its mean field only.
     """
     if isinstance(mf, FcidumpReference):
         return mf.fock
     core: Floats = np.asarray(mf.get_hcore(), np.float64)
-    solvent = getattr(mf, "with_solvent", None)
-    if solvent is None or solvent.frozen:
+    solvent = copy(getattr(mf, "with_solvent", None))
+    if solvent is None:
         return core
+    if getattr(solvent, "_intermediates", None):  # the charges that go with what the user's own one keeps
+        solvent._intermediates = dict(solvent._intermediates)
     around_nuclei: Floats = solvent.kernel(np.zeros_like(core))[1]
     return core + around_nuclei
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +10,7 @@ import numpy.typing as npt
 from tilewise.contract import einsum
 from tilewise.engines.folding import for_each_block
 from tilewise.errors import InputError
+from tilewise.plans.budget import no_budget
 from tilewise.tensors import BlockTensor
 
 __all__ = ["LEAST_DENOMINATOR", "add_tensor", "divide"]
@@ -35,33 +35,35 @@ def divide(tensor: BlockTensor, levels: Sequence[Floats]) -> None:
 
     def work(number: int) -> None:
         row, part = parts[number]
-        denominator = _denominator(tensor, levels, row)
-        if np.abs(denominator).min() < LEAST_DENOMINATOR:
-            raise InputError(
-                f"An energy denominator is below {LEAST_DENOMINATOR} hartree: occupied and virtual orbitals have the "
-                "same energy. Expected a gap between them. Choose another reference, or freeze these orbitals."
-            )
-        part /= denominator
+        first, *others = _levels_of(tensor, levels, row)
+        rest = sum(np.ix_(*others), np.zeros(()))
+        for level, piece in zip(first, part, strict=True):  # a block of denominators would be as large as the block
+            denominator = level + rest
+            if np.abs(denominator).min() < LEAST_DENOMINATOR:
+                raise InputError(
+                    f"An energy denominator is below {LEAST_DENOMINATOR} hartree: occupied and virtual orbitals have "
+                    "the same energy. Expected a gap between them. Choose another reference, or freeze these orbitals."
+                )
+            piece /= denominator
 
     tensor.arena.agree(lambda: for_each_block(tensor.engine, [part.size for _, part in parts], work))
     tensor.replace_norms(tensor.arena.norms())
 
 
-def _denominator(tensor: BlockTensor, levels: Sequence[Floats], row: int) -> npt.NDArray[Any]:
+def _levels_of(tensor: BlockTensor, levels: Sequence[Floats], row: int) -> list[Floats]:
+    """The levels of the elements of each mode of a block."""
     tiles = tensor.pattern.index[row].tolist()
-    own = [
+    return [
         level[space.offsets[tile] : space.offsets[tile + 1]]
         for level, space, tile in zip(levels, tensor.spaces, tiles, strict=True)
     ]
-    denominator: npt.NDArray[Any] = sum(np.ix_(*own), np.zeros(()))
-    return denominator
 
 
 def add_tensor(target: BlockTensor, other: BlockTensor) -> None:
     """Add a tensor with the same blocks to another, in place."""
     if not target.arena.matches(other.arena):  # other ranks own the blocks
         names = "iajb"[: target.ndim]
-        einsum(f"{names}->{names}", other, out=target, beta=1)
+        einsum(f"{names}->{names}", other, out=target, beta=1, memory=no_budget())
         return
     target.arena.agree(lambda: np.add(target.arena.own, other.arena.own, out=target.arena.own))
     target.replace_norms(target.arena.norms())

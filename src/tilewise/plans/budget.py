@@ -45,6 +45,11 @@ def is_asked(memory: Any) -> bool:
     return memory is not None or bool(os.environ.get(VARIABLE, "").strip())
 
 
+def no_budget() -> int | None:
+    """What `memory` is in calls that are part of a larger one: not what the environment gives to calls of a user."""
+    return MOST if is_asked(None) else None
+
+
 def budget_of(memory: Any, ranks_per_node: int) -> int:
     """Bytes that a rank may hold; what is free on a node is divided among its ranks."""
     return parse_memory(memory) if is_asked(memory) else parse_memory(None) // ranks_per_node

@@ -26,7 +26,7 @@ NORM_SLACK = 1.0 + 1e-12
 LEAST_SQUARE = 1e-280
 """Sums of squares below this may have lost elements whose own squares vanish."""
 
-CHUNK_ELEMENTS = 1 << 18
+CHUNK_ELEMENTS = 1 << 15
 """About how many elements are squared at once, to stay in a cache."""
 
 PART_ELEMENTS = 1 << 15
