@@ -12,7 +12,7 @@ import argparse
 from typing import Any
 
 import tilewise as tw
-from ccsd import PROBLEMS
+from molecules import PROBLEMS, least_bytes
 from tables import markdown
 from tilewise.chemistry import CCSD
 from tilewise.plans.explain import bytes_text
@@ -20,17 +20,12 @@ from tilewise.plans.explain import bytes_text
 PROBLEM = "benzene/cc-pVDZ"
 BUDGETS = ("2GB", "1.1GB", "1GB", "600MB", "400MB", "300MB")
 TILES = (8, 16, 32, 64, 100)
-TOO_LITTLE = "1MB"
 PLENTY = "16GB"
 
 
-def least_bytes(mf: Any, tile: int | None = None) -> int:
+def least_memory(mf: Any, tile: int | None = None) -> int:
     """The smallest budget that a plan accepts."""
-    try:
-        CCSD(mf, memory=TOO_LITTLE, tile=tile).plan()
-    except tw.MemoryBudgetError as error:
-        return error.least_bytes
-    raise AssertionError(f"{TOO_LITTLE} is enough")
+    return least_bytes(lambda memory: CCSD(mf, memory=memory, tile=tile).plan())
 
 
 def budget_row(mf: Any, memory: str | int) -> tuple[str, ...]:
@@ -43,7 +38,7 @@ def budget_row(mf: Any, memory: str | int) -> tuple[str, ...]:
 def tile_row(mf: Any, tile: int) -> tuple[str, ...]:
     """A size of tiles, the least budget, and the peak with everything in memory."""
     free = CCSD(mf, memory=PLENTY, tile=tile).plan()
-    return (str(tile), bytes_text(least_bytes(mf, tile)), bytes_text(free.peak_bytes))
+    return (str(tile), bytes_text(least_memory(mf, tile)), bytes_text(free.peak_bytes))
 
 
 def main() -> None:
@@ -53,7 +48,7 @@ def main() -> None:
     args = parser.parse_args()
     mf = PROBLEMS[PROBLEM].mean_field()
     with tw.engine("threads", workers=args.workers):
-        rows = [budget_row(mf, memory) for memory in (*BUDGETS, least_bytes(mf))]
+        rows = [budget_row(mf, memory) for memory in (*BUDGETS, least_memory(mf))]
         print(markdown(["memory=", "peak as planned", "on disk"], rows), "\n")
         tiles = [tile_row(mf, tile) for tile in TILES]
         print(markdown(["tile=", "least memory", "peak with everything in memory"], tiles))

@@ -39,6 +39,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from memory import growth_of
+from molecules import PROBLEMS, TRIAL, least_bytes
 from out_of_core import limited
 from peers import dense, mkl, nwchem_ccsd
 from peers.contender import NotInstalled
@@ -47,9 +48,8 @@ from peers.process import WorkerFailed
 from peers.pyscf_ccsd import PyscfCCSD, environment, limits
 from tables import markdown, with_range
 from timing import Spread, seconds_of, spread, wait_quiet
-from transform import OPENBLAS, benzene, waters
+from transform import OPENBLAS
 
-TRIAL = "water/cc-pVDZ"
 MOST_TRIPLES = 1.2
 BUDGET_SHARE = 1 / 3
 MOST_GROWTH = 1.0
@@ -59,7 +59,6 @@ GROUP_MARGIN = 1.1
 """The control group of a run within a budget may grow by this times the budget."""
 MOST_SLOWDOWN = 2.0
 LEAST_OF_PEAK = 0.75
-SCF_TOLERANCE = 1e-11
 TOLERANCE = 1e-10
 """Of converged correlation energies, hartree."""
 NEVER = 1e-13
@@ -74,49 +73,6 @@ PAUSE_SECONDS = 0.5
 PYSCF_SHARE = 2 / 3
 """Of the machine's memory, for PySCF where its time is measured."""
 
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A molecule to correlate."""
-
-    atoms: Callable[[], str]
-    """Makes its lines of element and coordinates in Angstrom."""
-    basis: str
-    """Name of the basis set."""
-    frozen: int = 0
-    """Lowest orbitals that are not correlated."""
-    symmetry: bool = False
-    """Whether the point group is used by those who can."""
-
-    def molecule(self) -> Any:
-        """The PySCF molecule."""
-        from pyscf import gto
-
-        return gto.M(atom=self.atoms(), basis=self.basis, symmetry=self.symmetry, verbose=0)
-
-    def mean_field(self) -> Any:
-        """Its restricted Hartree-Fock solution."""
-        from pyscf import scf
-
-        return scf.RHF(self.molecule()).run(conv_tol=SCF_TOLERANCE)
-
-    def size(self) -> str:
-        """Correlated occupied and virtual orbitals."""
-        mol = self.molecule()
-        pairs = mol.nelectron // 2
-        return f"{pairs - self.frozen}/{mol.nao - pairs}"
-
-
-PROBLEMS: Mapping[str, Problem] = {
-    TRIAL: Problem(lambda: waters(1), "cc-pvdz"),
-    "benzene/cc-pVDZ": Problem(benzene, "cc-pvdz"),
-    "benzene/cc-pVDZ, D2h": Problem(benzene, "cc-pvdz", symmetry=True),
-    "benzene/cc-pVDZ, frozen core": Problem(benzene, "cc-pvdz", frozen=6),
-    "benzene/cc-pVDZ, frozen core, D2h": Problem(benzene, "cc-pvdz", frozen=6, symmetry=True),
-    "3 waters/cc-pVDZ": Problem(lambda: waters(3), "cc-pvdz"),
-    "4 waters/cc-pVDZ": Problem(lambda: waters(4), "cc-pvdz"),
-    "2 waters/aug-cc-pVTZ, frozen core": Problem(lambda: waters(2), "aug-cc-pvtz", frozen=2),
-}
 
 TIMED: Mapping[str, float] = {
     "benzene/cc-pVDZ": 0.8,
@@ -216,22 +172,17 @@ def made(args: argparse.Namespace) -> Method:
     problem, make = PROBLEMS[args.problem], METHODS[args.worker]
     small = replace(PROBLEMS[TRIAL], symmetry=problem.symmetry)
     mf = small.mean_field()
-    trial = make(mf, small.frozen, None if args.memory is None else least_budget(mf, small.frozen))
+    trial = make(mf, small.frozen, None if args.memory is None else least_memory(mf, small.frozen))
     trial.iterate(WARM_UP_CYCLES)
     trial.triples(TOLERANCE, MOST_CYCLES)
     return make(problem.mean_field(), problem.frozen, args.memory)
 
 
-def least_budget(mf: Any, frozen: int) -> int:
-    """The smallest that ours will do with."""
+def least_memory(mf: Any, frozen: int) -> int:
+    """The smallest budget that ours will do with."""
     from tilewise.chemistry import CCSD_T
-    from tilewise.errors import MemoryBudgetError
 
-    try:
-        CCSD_T(mf, frozen, memory=1, verbose=0).plan()
-    except MemoryBudgetError as error:
-        return error.least_bytes
-    raise AssertionError("one byte is no budget")
+    return least_bytes(lambda memory: CCSD_T(mf, frozen, memory=memory, verbose=0).plan())
 
 
 def grow(method: Method, cycles: int, group_bytes: int | None) -> dict[str, Any]:

@@ -161,7 +161,9 @@ class Variant:
     tile: int | None = None
     """Orbitals of a tile; by default there are as many as in small molecules, so that there is one tile."""
     tight: bool = False
-    """Whether the budget is the least that will do."""
+    """Whether not everything fits in the budget."""
+    spare: float = 0.0
+    """Where a tight budget lies between the least that will do (0) and what would hold everything (1)."""
 
 
 VARIANTS = {
@@ -169,7 +171,8 @@ VARIANTS = {
     "tiles of 5": Variant(tile=5),
     "irreps": Variant(symmetry=True),
     "frozen core, irreps, tiles of 5": Variant(frozen=True, symmetry=True, tile=5),
-    "tight budget": Variant(tile=10, tight=True),
+    "least budget": Variant(tile=10, tight=True),
+    "half the budget": Variant(tile=10, tight=True, spare=0.5),
 }
 
 
@@ -241,14 +244,18 @@ def run_within(kind: Any, mf: Any, frozen: Any, memory: int, **settings: Any) ->
             memory += memory // 8
 
 
-def run_tight(kind: Any, mf: Any, frozen: Any, **settings: Any) -> Any:
-    """Run a method with the least budget that it names; whatever can leave memory has left it then."""
+def run_variant(kind: Any, mf: Any, variant: Variant, frozen: Any, **settings: Any) -> Any:
+    """Run a method as a variant has it; with the least budget, whatever can leave memory has left it."""
+    settings |= {"tile": variant.tile}
+    if not variant.tight:
+        return kind(mf, frozen, **settings).run()
     free = kind(mf, frozen, **settings).plan().peak_bytes
     least = least_memory(kind, mf, frozen, **settings)
-    method = kind(mf, frozen, memory=least, **settings).run()
+    memory = least + int(variant.spare * max(free - least, 0))
+    method = kind(mf, frozen, memory=memory, **settings).run()
     plan = method.plan()
-    assert plan.peak_bytes <= least
-    if kind.__name__ != "MP2" and least < free:
+    assert plan.peak_bytes <= memory
+    if kind.__name__ != "MP2" and memory == least < free:
         assert plan.diis_on_disk
         assert plan.elsewhere
     return method

@@ -133,6 +133,20 @@ def test_what_is_wrong_with_a_start_is_told_by_all() -> None:
             assert engine.of_first(engine.rank) == 0  # no rank waits for another any more
 
 
+def test_one_rank_may_read_the_singles_of_a_run_that_goes_on(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Over orbitals that are turned into those of the mean field."""
+    mf = mean_field_of("water", "6-31g")
+    with tw.engine("mpi", workers=WORKERS) as engine:
+        path = engine.of_first(tmp_path_factory.mktemp("shared")) / "run.h5"
+        CCSD(mf, tile=4, checkpoint=path, max_cycle=1).run()
+        method = CCSD(turned(mf, 7), tile=4, checkpoint=path, **TIGHT).run()
+        if engine.rank == engine.ranks - 1:
+            assert method.t1 is not None
+            expected = converge_pyscf(cc.CCSD(turned(mf, 7))).t1
+            np.testing.assert_allclose(method.t1.to_dense(), expected, rtol=0, atol=1e-7)
+        method.to_pyscf()
+
+
 @pytest.mark.slow
 def test_frozen_core_and_a_start() -> None:
     mf = mean_field_of("water", "6-31g")

@@ -20,7 +20,9 @@ from engines.processes import MPIEXEC, PATIENCE, TESTS, source_environment
 pytest.importorskip("mpi4py")
 JOB = str(Path(__file__).parent / "killed_job.py")
 LONGEST_SECONDS = {1: 1.0, 2: 1.5, 3: 3.0, 4: 4.0}
-"""From the start of the solver to a kill on so many ranks, about what a whole run takes."""
+"""From the start of the solver to a kill on so many ranks, at first: about what a whole run takes."""
+MOST_JOBS = 60
+"""Jobs in which enough have to be killed; how long they live is fitted to this computer."""
 
 
 def start(folder: Path, ranks: int, kind: str = "checkpoint") -> subprocess.Popen[bytes]:
@@ -77,22 +79,31 @@ def cycles_in(folder: Path) -> list[int]:
 def test_killed_and_continued_on_other_ranks(seed: int, tmp_path: Path, orbitals: dict[str, Any]) -> None:
     """Four kills or more, each on another number of ranks than the one before, and some in the midst of the cycles."""
     chance, counts, folder, kills, late = random.Random(seed), [1, 2, 3, 4], tmp_path / "killed", 0, 0
+    longest = dict(LONGEST_SECONDS)
     chance.shuffle(counts)
     (tmp_path / "whole").mkdir()
     folder.mkdir()
     for name in ("whole", "killed"):
         np.savez(tmp_path / name / "orbitals.npz", **orbitals)
     whole = finish(tmp_path / "whole", 1, "alone")
-    while kills < 4 or late < 2:
+    for _ in range(MOST_JOBS):
         count, before = counts[kills % 4], len(cycles_in(folder))
-        if kill_after(start(folder, count), folder, chance.uniform(0, LONGEST_SECONDS[count])):
+        if kill_after(start(folder, count), folder, chance.uniform(0, longest[count])):
             kills += 1
-            late += len(cycles_in(folder)) > before
-            continue
-        check_end(folder, count, whole)
-        for each in folder.iterdir():
-            if each.name != "orbitals.npz":
-                each.unlink()
+            if len(cycles_in(folder)) > before:
+                late += 1
+            else:
+                longest[count] *= 1.2
+        else:
+            longest[count] *= 0.8
+            check_end(folder, count, whole)
+            for each in folder.iterdir():
+                if each.name != "orbitals.npz":
+                    each.unlink()
+        if kills >= 4 and late >= 2:
+            break
+    else:
+        pytest.fail(f"of {MOST_JOBS} jobs {kills} were killed, {late} of them in the midst of their cycles")
     check_end(folder, counts[kills % 4], whole)
 
 

@@ -92,6 +92,8 @@ def test_what_is_set_late_is_checked(water: Any) -> None:
         (CCSD, {"integrals": "density"}, "integrals='density' is unknown"),
         (MP2, {"integrals": "density"}, "integrals='density' is unknown"),
         (CCSD, {"auxbasis": "weigend"}, "auxbasis='weigend' was given with integrals='exact'"),
+        (MP2, {"auxbasis": "weigend"}, "auxbasis='weigend' was given with integrals='exact'"),
+        (MP2, {"cholesky_tol": 1e-4}, r"cholesky_tol=0\.0001 was given with integrals='exact'"),
         (CCSD, {"integrals": "df", "cholesky_tol": 1e-4}, r"cholesky_tol=0\.0001 was given with integrals='df'"),
         (CCSD, {"integrals": "cholesky", "cholesky_tol": 0.0}, r"cholesky_tol=0\.0 is no tolerance"),
     ],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from pyscf import cc
 
@@ -19,7 +17,7 @@ from chemistry.cc_cases import (
     energy_of,
     mean_field_of,
     reference_energy,
-    run_tight,
+    run_variant,
     stretched,
     tight_mean_field,
 )
@@ -44,8 +42,7 @@ CASES = [
 def check_energy(method: str, name: str, basis: str, variant: Variant) -> None:
     kind, mf = getattr(tilewise.chemistry, method), mean_field_of(name, basis, variant.symmetry)
     frozen = MOLECULES[name].core if variant.frozen else 0
-    settings: dict[str, Any] = {"tile": variant.tile} | ({} if method == "MP2" else TIGHT)
-    ours = run_tight(kind, mf, frozen, **settings) if variant.tight else kind(mf, frozen, **settings).run()
+    ours = run_variant(kind, mf, variant, frozen, **({} if method == "MP2" else TIGHT))
     assert method == "MP2" or ours.converged
     assert ours.e_hf == mf.e_tot
     assert ours.e_tot == mf.e_tot + ours.e_corr

@@ -139,17 +139,28 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
         return BOX
 
     monkeypatch.setattr("tilewise.engines.calibrate.calibrate", measure)
+    monkeypatch.setattr("tilewise.chemistry.first_use.compile_loops", lambda: None)
 
 
 @pytest.mark.usefixtures("no_measuring")
 def test_doctor_measures_stores_and_says_where(capsys: pytest.CaptureFixture[str], cache: Path) -> None:
     assert main(["doctor"]) == 0
     out, err = capsys.readouterr()
-    assert err == "measuring something\n"
+    assert err == "measuring something\ncompiling the loops of coupled cluster, if this is their first use\n"
     for word in ("numpy", "BLAS", "cores", "bit registers", "pyscf", "matplotlib", "blocks of 64", "copy"):
         assert word in out
     assert f"stored in {Machine.host_file()}" in out
     assert Machine.host_file().parent == cache
+    assert Machine.measured() == BOX
+
+
+@pytest.mark.usefixtures("no_measuring", "cache")
+def test_what_was_measured_is_stored_before_loops_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tilewise.chemistry.first_use.compile_loops", interrupt)
+    assert main(["doctor"]) == 130
     assert Machine.measured() == BOX
 
 

@@ -77,7 +77,9 @@ class CCSD_T(CCSD):
         ConvergenceError
             If the amplitudes have not converged, unless ``force`` is set.
         """
-        self.e_ccsd = super().kernel(t1, t2)[0]  # not the amplitudes, which are a copy
+        given = [t1, t2]
+        del t1, t2  # the iteration lets go of them
+        self.e_ccsd = super().kernel(t2=given.pop(), t1=given.pop())[0]  # not the amplitudes, which are a copy
         self.e_corr = None
         assert self.outcome is not None
         if not self.force:

@@ -9,14 +9,18 @@ from tilewise.errors import MemoryBudgetError
 __all__ = ["compile_loops"]
 
 ETHENE = "C 0 0 0.667; C 0 0 -0.667; H 0 0.923 1.238; H 0 -0.923 1.238; H 0 0.923 -1.238; H 0 -0.923 -1.238"
+WAYS = ((False, "exact", None), (False, "exact", 4), (True, "exact", None), (False, "df", 10))
+"""Whether orbitals have irreps, integrals, and orbitals of a tile."""
+ENOUGH = "1GB"
+"""Everything is in memory then."""
 
 
 def compile_loops() -> None:
     """Compute the energy of ethene with everything in memory, with as little as will do, and from fitted integrals."""
-    mol = pyscf_module().gto.M(atom=ETHENE, basis="cc-pvdz", verbose=0)
-    mf = hartree_fock(mol)
-    for integrals, tile in (("exact", None), ("exact", 4), ("df", 10)):
-        job = CCSD_T(mf, 2, integrals=integrals, tile=tile, verbose=0, max_cycle=2, force=True).run()
+    for symmetry, integrals, tile in WAYS:
+        mol = pyscf_module().gto.M(atom=ETHENE, basis="cc-pvdz", symmetry=symmetry, verbose=0)
+        job = CCSD_T(hartree_fock(mol), 2, memory=ENOUGH, integrals=integrals, tile=tile, verbose=0, force=True)
+        job.set(max_cycle=2).run()
         job.set(memory=_least(job)).run()
 
 

@@ -29,7 +29,7 @@ from tilewise.tensors.elsewhere import make_elsewhere
 from tilewise.tensors.files import ScratchFile
 from tilewise.tensors.storage import check_bytes, frobenius_norm
 
-__all__ = ["DIRECT", "FOCK", "INTEGRALS", "Hamiltonian", "assembled"]
+__all__ = ["DIRECT", "FOCK", "INTEGRALS", "Hamiltonian", "assembled", "handed_out"]
 
 Floats = npt.NDArray[np.float64]
 Maker = Callable[[tuple[int, ...]], Floats]
@@ -400,6 +400,19 @@ def assembled(pattern: Pattern, make: Maker, engine: Engine) -> BlockTensor:
         part[...] = make(tuple(pattern.index[row].tolist()))
 
     arena.agree(lambda: for_each_block(engine, [part.size for _, part in parts], fill))
+    tensor = BlockTensor(pattern, arena, engine)
+    tensor.replace_norms(arena.norms())
+    return tensor
+
+
+def handed_out(pattern: Pattern, make: Maker | None, engine: Engine) -> BlockTensor:
+    """A tensor in memory whose blocks the first process makes, one by one for those who answer for them."""
+    arena = engine.allocate(pattern, np.float64, zero=False)
+    own = dict(arena.parts(pattern))
+    for row, index in enumerate(pattern.index.tolist()):
+        block = engine.of_first(None if make is None else make(tuple(index)))
+        if row in own:
+            own[row][...] = block
     tensor = BlockTensor(pattern, arena, engine)
     tensor.replace_norms(arena.norms())
     return tensor

@@ -209,6 +209,7 @@ class MP2(Method):
             If the integrals, or the energy of one block of them, cannot be computed within ``memory``.
         """
         engine = current_engine()
+        self._check_integrals()
         self.reference.check_canonical(self.name, singles=False)
         if self.integrals == "exact":
             return self._transform(engine).plan()

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.chemistry.hamiltonian import assembled
+from tilewise.chemistry.hamiltonian import assembled, handed_out
 from tilewise.chemistry.method_plan import INDICES
-from tilewise.chemistry.reference import Turns, turn
+from tilewise.chemistry.reference import Turns, turn, turned_tensor
 from tilewise.chemistry.spaces import OrbitalSpaces
 from tilewise.engines.folding import find_block
 from tilewise.errors import InputError
@@ -65,19 +65,22 @@ class Start:
         pattern, kind, value = wanted.pattern(INDICES[name]), self.kinds[name], self.given.pop(name, None)
         if kind == NOTHING:
             return zeros(pattern=pattern)
-        if kind == ARRAY:  # each rank has its own, over orbitals of another sign or turn
-            value = engine.of_first(value)
+        if kind == ARRAY and engine.rank > 0:  # what others have may be over orbitals of another sign or turn
+            return handed_out(pattern, None, engine)
         read = self._reader(name, value, wanted, turns)
-        return assembled(pattern, read if name == "t1" else _symmetric(read), engine)
+        place = handed_out if kind == ARRAY and engine.ranks > 1 else assembled
+        return place(pattern, read if name == "t1" else _symmetric(read), engine)
 
     def _reader(self, name: str, value: Given, wanted: OrbitalSpaces, turns: Turns | None) -> Reader:
         orders = [space.order for space in _modes(name, self.spaces)]
-        if turns is not None:
-            whole = value.to_dense() if isinstance(value, BlockTensor) else np.asarray(value)[np.ix_(*orders)]
-            value, orders = turn(whole, turns), [np.arange(len(order)) for order in orders]
         if isinstance(value, BlockTensor):
+            if turns is not None:
+                paired = value if value.ndim == 2 else value.transpose(0, 2, 1, 3)
+                value = turned_tensor(paired, turns, self.spaces, wanted, reproducible=True)
             return _block_reader(value)
         array = np.asarray(value)
+        if turns is not None:
+            array, orders = turn(array[np.ix_(*orders)], turns), [np.arange(len(order)) for order in orders]
         modes = zip(orders, _modes(name, wanted), strict=True)
         parts = [np.split(order, space.offsets[1:-1]) for order, space in modes]
 

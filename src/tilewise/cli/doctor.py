@@ -47,8 +47,8 @@ def _doctor(args: argparse.Namespace) -> int:
         machine, stored = Machine.measured(), None
     else:
         machine = calibrate(say)
-        _compile_chemistry()
         stored = machine.save()
+        _compile_chemistry()
     facts = describe_host(machine)
     if args.json:
         print(json.dumps(facts | {"stored": str(stored) if stored else None}, indent=1))

@@ -125,7 +125,8 @@ def line_of(error: BaseException) -> str:
         return f"tilewise: {error}" if error.args else "tilewise: interrupted"
     if isinstance(error, TilewiseError):
         return f"tilewise: {' '.join(with_options(str(error)).split())}"
-    return f"tilewise: not enough memory ({error}). Give less with --memory, or take a smaller problem."
+    remedy = "Give less with --memory where the command has it, or take a smaller problem."
+    return f"tilewise: not enough memory ({error}). {remedy}"
 
 
 def show_warning(
