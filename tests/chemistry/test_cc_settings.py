@@ -12,7 +12,7 @@ from pyscf import cc
 
 import tilewise as tw
 from chemistry.cc_cases import TIGHT, converge_pyscf, mean_field_of, tight_mean_field
-from chemistry.molecules import HYDROGEN
+from chemistry.molecules import HYDROGEN, WATER, mean_field
 from tilewise.chemistry import CCSD, CCSD_T, MP2
 from tilewise.chemistry import method as module
 from tilewise.chemistry.method_plan import reserved_bytes, with_reserve
@@ -103,6 +103,17 @@ def test_a_plan_takes_no_integrals_that_a_run_would_refuse(
 ) -> None:
     with pytest.raises(InputError, match=message):
         kind(water).set(**late).plan()
+
+
+@pytest.mark.parametrize("integrals", ["exact", "cholesky"])
+@pytest.mark.parametrize("kind", [MP2, CCSD])
+def test_fitted_mean_fields_are_not_mixed_with_other_integrals(kind: Any, integrals: str) -> None:
+    mf = mean_field(WATER, "sto-3g", density_fit=True)
+    assert kind(mf).integrals == kind(mf, integrals="df").integrals == "df"
+    with pytest.raises(InputError, match=f"integrals='{integrals}' was given with a mean field whose energy and Fock"):
+        kind(mf, integrals=integrals)
+    with pytest.raises(InputError, match=r"or pass a mean field without density_fit\(\)\."):
+        kind(mf).set(integrals=integrals).plan()
 
 
 def test_scratch_is_looked_at_once(water: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,8 @@ class CCSD(CoupledCluster):
         The same bits for any number of workers and ranks.
     tile : int, optional
         About how many orbitals a tile holds.
-    integrals : str
-        ``"exact"``, ``"df"`` (density fitting; the default if the mean field is fitted) or ``"cholesky"``.
+    integrals : str, optional
+        ``"exact"``, ``"df"`` (density fitting) or ``"cholesky"``; by default fitted if the mean field is, else exact.
     auxbasis : str, optional
         The auxiliary basis set of density fitting, by its name.
     cholesky_tol : float, optional

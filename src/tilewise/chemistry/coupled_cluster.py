@@ -86,7 +86,7 @@ class CoupledCluster(Method):
         checkpoint: str | os.PathLike[str] | None = None,
         reproducible: bool = False,
         tile: int | None = None,
-        integrals: str = "exact",
+        integrals: str | None = None,
         auxbasis: str | None = None,
         cholesky_tol: float | None = None,
         verbose: int | None = None,

@@ -31,7 +31,7 @@ from tilewise.errors import ConvergenceError, InputError
 from tilewise.factories import random
 from tilewise.iteration import PlannedStep
 from tilewise.patterns import Pattern
-from tilewise.plans.budget import parse_memory
+from tilewise.plans.budget import no_budget, parse_memory
 from tilewise.plans.explain import plural_text, seconds_text
 from tilewise.spaces import Space
 from tilewise.tensors.drafts import parse_scratch
@@ -218,6 +218,17 @@ class Calculation:
         found = {"DIIS": plan.diis.held_bytes, "vectors": plan.hamiltonian.vector_bytes}
         return {name: size for name, size in found.items() if size}
 
+    def stages(self, result: EnergyResult) -> list[tuple[str, int, float]]:
+        """What a run spent its time on, in order: the stage, its flops where they are counted, and seconds."""
+        found = [("mean field", 0, result.mean_field_seconds)]
+        if result.timings:
+            took = sum(timing.seconds for timing in result.timings)
+            found.append((plural_text(len(result.timings), "cycle"), len(result.timings) * result.plan["flops"], took))
+        if isinstance(self.method, CCSD_T) and "seconds_t" in result.parts:
+            found.append(("triples", self.method.plan_triples().flops, result.parts["seconds_t"]))
+        rest = result.seconds - sum(seconds for _, _, seconds in found)
+        return [*found, ("integrals, DIIS and the rest", 0, max(rest, 0.0))]
+
     def patterns(self) -> dict[str, Pattern]:
         """Blocks and norms of the amplitudes and of the largest integrals, after the run."""
         if isinstance(self.method, MP2):
@@ -230,6 +241,12 @@ class Calculation:
         largest = {name: kept[name].pattern for name in ("ovvv", "V") if name in kept}
         named = {f"{name}[{INTEGRAL_MODES[name][0]}]": pattern for name, pattern in largest.items()}
         return {"t2[iajb]": outcome.amplitudes["t2"].pattern} | dict(list(named.items())[:1])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the energy that was asked for is known."""
+        found = self.method.e_t if isinstance(self.method, CCSD_T) else self.method.e_corr
+        return found is not None
 
     def run(self) -> EnergyResult:
         """Compute; amplitudes that have not converged are no error, the result says so."""
@@ -340,7 +357,10 @@ def prepare(
     given = {key: value for key, value in options.items() if value is not None}
     name = current_engine().agree(lambda: _check_options(method, given))
     assert name is not None
-    source = read_input(Request(path, basis, charge, spin, frozen, symmetry, given.get("auxbasis")), tell)
+    asked = Request(
+        path, basis, charge, spin, frozen, symmetry, given.get("auxbasis"), reproducible=bool(given.get("reproducible"))
+    )
+    source = read_input(asked, tell)
     made = METHODS[name](source.mean_field, source.frozen, verbose=0, progress=progress, **given)
     return Calculation(name, source, made, time.perf_counter() - begin)
 
@@ -410,9 +430,9 @@ def _load_loops() -> None:
     """Run a small contraction of each kind, so that figures of the first run are those of running, not of compiling."""
     space = Space([8, 8])
     small = random((space, space))
-    einsum("ij,jk->ik", small, small)
-    einsum("ij->ji", small)
-    einsum("ij,ij->", small, small)
+    einsum("ij,jk->ik", small, small, memory=no_budget())
+    einsum("ij->ji", small, memory=no_budget())
+    einsum("ij,ij->", small, small, memory=no_budget())
 
 
 def _tell_nobody(line: str) -> None:

@@ -14,7 +14,7 @@ from tilewise.chemistry.chkfile import SavedMeanField, brillouin, read_chkfile
 from tilewise.chemistry.fcidump import read_fcidump, reference
 from tilewise.chemistry.geometry import Geometry, read_xyz
 from tilewise.chemistry.identity import molecule_digest
-from tilewise.chemistry.integrals import hartree_fock, load_basis, make_molecule, pyscf_module
+from tilewise.chemistry.integrals import hartree_fock, load_basis, make_molecule, one_thread, pyscf_module
 from tilewise.chemistry.kept_orbitals import read_archive, write_archive
 from tilewise.chemistry.orbitals import Frozen, parse_frozen
 from tilewise.engines.base import current_engine
@@ -84,6 +84,8 @@ class Request:
     """Whether the point group is used."""
     auxbasis: str | None = None
     """Auxiliary basis set that a molecule will need."""
+    reproducible: bool = False
+    """Whether a mean field must have the same bits each time that it is computed."""
 
     @property
     def freezes_core(self) -> bool:
@@ -157,7 +159,7 @@ def read_input(request: Request, tell: Tell) -> Input:
     assert found is not None
     if found.kind != "xyz":
         return found
-    return replace(found, mean_field=molecule_mean_field(found.mean_field, tell))
+    return replace(found, mean_field=molecule_mean_field(found.mean_field, tell, reproducible=request.reproducible))
 
 
 def _read(request: Request, tell: Tell) -> Input:
@@ -191,7 +193,9 @@ def _from_molecule(request: Request, tell: Tell) -> Input:
     return Input("xyz", mol, frozen, basis, charge, geometry.natoms, _group(mol))
 
 
-def molecule_mean_field(mol: Any, tell: Tell, kept: Path | None = None, *, keeps: bool = True) -> SavedMeanField:
+def molecule_mean_field(
+    mol: Any, tell: Tell, kept: Path | None = None, *, keeps: bool = True, reproducible: bool = False
+) -> SavedMeanField:
     """Hartree-Fock of a molecule, or what an earlier run has kept of it.
 
     Parameters
@@ -204,6 +208,8 @@ def molecule_mean_field(mol: Any, tell: Tell, kept: Path | None = None, *, keeps
         File of the orbitals: a second Hartree-Fock gives others, by rounding and by signs.
     keeps : bool
         Whether they are written to it.
+    reproducible : bool
+        Whether bits must be the same each time, for which one thread computes.
     """
     engine = current_engine()
 
@@ -211,7 +217,8 @@ def molecule_mean_field(mol: Any, tell: Tell, kept: Path | None = None, *, keeps
         if kept is not None and kept.exists():
             tell(f"Hartree-Fock: orbitals from {kept}")
             return _kept_orbitals(kept, mol)
-        found = _solve(mol, tell)
+        with one_thread(reproducible):
+            found = _solve(mol, tell)
         if kept is None or not keeps or write_archive(kept, {"molecule": _digest_molecule(mol)} | found):
             return found
         tell(f"Hartree-Fock: orbitals from {kept}, which another job has just written")

@@ -75,11 +75,12 @@ def catching_signals(engine: Engine | None = None) -> Iterator[Interrupts]:
 
 
 @contextmanager
-def stopping_at_signals(checkpoint: Path | None) -> Iterator[None]:
+def stopping_at_signals(checkpoint: Path | None, is_done: Callable[[], bool] = bool) -> Iterator[None]:
     """Inside a ``with`` block, SIGTERM and SIGUSR1 raise `Interrupted` at once, if there is a checkpoint to go on from.
 
     The solver catches them itself while it iterates; this is for the stages before and after, which have nothing to
-    finish. A `KeyboardInterrupt` is told how to go on, too.
+    finish. Once a result is there, which `is_done` says, they are ignored: it is told and written in no time. A
+    `KeyboardInterrupt` is told how to go on, too.
     """
     remedy = (
         f"Run the same command again: it goes on from the cycles that {checkpoint} has, or begins anew if there are "
@@ -87,6 +88,8 @@ def stopping_at_signals(checkpoint: Path | None) -> Iterator[None]:
     )
 
     def stop(number: int, frame: FrameType | None) -> None:
+        if is_done():
+            return
         name = signal.Signals(number).name
         raise Interrupted(f"{name} came before the run had ended. {remedy}", name)
 

@@ -99,13 +99,12 @@ class Method(ABC):
         memory: int | str | None = None,
         scratch: str | os.PathLike[str] | None = None,
         tile: int | None = None,
-        integrals: str = "exact",
+        integrals: str | None = None,
         auxbasis: str | None = None,
         cholesky_tol: float | None = None,
         verbose: int | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        check_kind(integrals)
         if progress is not None and not callable(progress):
             raise InputError(f"progress={progress!r} cannot be called. Expected a function, or None. Pass print.")
         if memory is not None:
@@ -113,7 +112,7 @@ class Method(ABC):
         self._mf = mf
         self._tile = parse_tile(tile)
         self._take_orbitals(frozen)
-        self.integrals = "df" if integrals == "exact" and getattr(mf, "with_df", None) is not None else integrals
+        self.integrals = ("df" if self._is_fitted else "exact") if integrals is None else integrals
         self.auxbasis, self.cholesky_tol = auxbasis, cholesky_tol
         self._check_integrals()
         self.memory = memory
@@ -152,6 +151,12 @@ class Method(ABC):
     def _check_integrals(self) -> None:
         check_kind(self.integrals)
         check_companions(self.integrals, self.auxbasis, self.cholesky_tol)
+        if self.integrals != "df" and self._is_fitted:
+            raise InputError(
+                f"integrals={self.integrals!r} was given with a mean field whose energy and Fock matrix are made of "
+                "fitted integrals. Expected 'df', the default for it. Leave it away, or pass a mean field without "
+                "density_fit()."
+            )
         if self.cholesky_tol is not None:
             parse_tol(self.cholesky_tol, "cholesky_tol")
         if self.integrals != "exact" and self.mol is None:
@@ -159,6 +164,11 @@ class Method(ABC):
                 f"integrals={self.integrals!r} was given with a reference that has no molecule. Expected 'exact': its "
                 "integrals are those of the file. Leave it away."
             )
+
+    @property
+    def _is_fitted(self) -> bool:
+        """Whether the mean field has fitted integrals."""
+        return getattr(self._mf, "with_df", None) is not None
 
     @property
     def frozen(self) -> Frozen:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tilewise.chemistry.fitted_integrals import AT_ONCE
 from tilewise.chemistry.four_index import Transform
 from tilewise.chemistry.method import Method
+from tilewise.chemistry.method_plan import reserved_bytes, with_reserve
 from tilewise.chemistry.orbitals import Frozen
 from tilewise.chemistry.spaces import plain_space
 from tilewise.chemistry.steps import LEAST_DENOMINATOR
@@ -176,7 +177,7 @@ class MP2(Method):
         memory: int | str | None = None,
         scratch: str | os.PathLike[str] | None = None,
         tile: int | None = None,
-        integrals: str = "exact",
+        integrals: str | None = None,
         auxbasis: str | None = None,
         cholesky_tol: float | None = None,
         verbose: int | None = None,
@@ -324,7 +325,8 @@ class MP2(Method):
 
     def _plan_product(self, engine: Engine) -> Plan | Program:
         """The product of vectors, within what vectors or a block of amplitudes leave of the budget."""
-        budget = self._budget = engine.least(budget_of(self.memory, engine.ranks_per_node))
+        budget = engine.least(budget_of(self.memory, engine.ranks_per_node))
+        room = self._budget = budget - reserved_bytes(budget)
         count, making = self._count_vectors(engine)
         pair = plain_space(self.spaces.occ), plain_space(self.spaces.vir)
         pattern = Pattern.dense((Space.uniform(count, TILE, "aux"), *pair))
@@ -332,11 +334,11 @@ class MP2(Method):
         spare = max(over_orbitals, _needed_bytes(Pattern.dense(pair * 2), False, engine))
         least = making + over_orbitals
         try:
-            made = plan(FITTED, pattern, pattern, memory=max(budget - spare, 1), scratch=self.scratch, engine=engine)
+            made = plan(FITTED, pattern, pattern, memory=max(room - spare, 1), scratch=self.scratch, engine=engine)
         except MemoryBudgetError as error:
-            raise _too_small(budget, max(least, spare + error.least_bytes)) from None
-        if least > budget:
-            raise _too_small(budget, least)
+            raise _too_small(budget, with_reserve(max(least, spare + error.least_bytes))) from None
+        if least > room:
+            raise _too_small(budget, with_reserve(least))
         return made
 
     def _vectors(self, engine: Engine) -> BlockTensor:

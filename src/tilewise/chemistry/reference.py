@@ -125,8 +125,8 @@ class Reference:
         raise InputError(
             f"The Fock matrix has the element {self.fock[pair]:.3g} hartree between orbital {first} ({kinds[0]}) and "
             f"orbital {second} ({kinds[1]}), counted from 0. Expected at most {CANONICAL}: {method} takes canonical "
-            "orbitals, for which the matrix is diagonal. Pass those of a converged Hartree-Fock mean field, or use "
-            "CCSD, which takes any orbitals."
+            "orbitals, for which the matrix is diagonal. Pass those of a Hartree-Fock mean field that is converged "
+            "with these integrals (not fitted ones, if these are exact), or use CCSD, which takes any orbitals."
         )
 
     def digest(self) -> bytes:

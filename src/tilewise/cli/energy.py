@@ -125,11 +125,13 @@ def _add_cycle_options(group: argparse._ArgumentGroup) -> None:
 def _energy(args: argparse.Namespace) -> int:
     from tilewise.chemistry.interrupts import stopping_at_signals
 
-    with engine_of(args) as engine, stopping_at_signals(args.checkpoint):
+    jobs: list[Calculation] = []
+    with engine_of(args) as engine, stopping_at_signals(args.checkpoint, lambda: any(job.is_done for job in jobs)):
         engine.agree(lambda: _check_files(args), once=True)
         tell_ranks(args, engine)
         with Progress() if engine.rank == 0 else nullcontext() as progress:
             job = _prepare(args, progress)
+            jobs.append(job)
             result = None if args.plan else job.run()
         if result is None:
             page, explanation = None, job.explanation
@@ -138,15 +140,14 @@ def _energy(args: argparse.Namespace) -> int:
                 _print_energy(args, result)  # first, so that nothing that happens to the report can lose it
             # The plans in it are those of this engine, and making one is work of all ranks together.
             page = None if args.report is None else _page(args, job, result)
-    if engine.rank != 0:
-        return 0 if result is None or result.converged else UNCONVERGED
-    if result is None:
+            if engine.rank == 0:
+                _write_results(args, result, page)
+    if engine.rank == 0 and result is None:
         print(explanation)
+    if result is None or result.converged:
         return 0
-    _write_results(args, result, page)
-    if result.converged:
-        return 0
-    say(f"tilewise: {with_options(result.reason)}")
+    if engine.rank == 0:
+        say(f"tilewise: {with_options(result.reason)}")
     return UNCONVERGED
 
 
@@ -226,6 +227,7 @@ def _page(args: argparse.Namespace, job: Calculation, result: EnergyResult) -> E
         facts=result.facts(),
         cycles=[(cycle.number, cycle.change, cycle.norm) for cycle in result.history],
         limits=job.limits,
+        stages=job.stages(result),
         steps=job.steps,
         budget=result.plan.get("budget_bytes", 0),
         held=job.held,

@@ -129,6 +129,8 @@ class EnergyPage:
     """Number, change of the energy in hartree and norm of the step of each iteration."""
     limits: tuple[float, float] = (1e-7, 1e-5)
     """Below these the iteration ends."""
+    stages: Sequence[tuple[str, int, float]] = ()
+    """What the whole run did one after the other: the stage, its flops where they are counted, and seconds."""
     steps: Sequence[PlannedStep] = ()
     """The terms of an iteration."""
     budget: int = 0
@@ -239,7 +241,8 @@ def _sections(page: EnergyPage, folder: Path) -> Iterator[str]:
     if page.cycles:
         yield _section("Convergence", _figures(folder, [_convergence(page)]))
     if page.steps:
-        yield _section("Where the work went", _figures(folder, [_groups(page), _timeline(page)]) + _longest(page.steps))
+        figures = _figures(folder, [_groups(page), _timeline(page)])
+        yield _section("Where the work went", _stages(page.stages) + figures + _longest(page.steps))
         yield _section("Memory", _figures(folder, [_memory(page)]))
     if drawn := {name: pattern for name, pattern in page.patterns.items() if pattern.nnz_blocks <= MOST_BLOCKS}:
         pictures = [_sparsity(number, *found) for number, found in enumerate(drawn.items())]
@@ -280,6 +283,17 @@ def _command(command: str) -> str:
     """Words are kept whole: a browser breaks lines after hyphens."""
     words = " ".join(f"<span>{escape(word)}</span>" for word in command.split(" "))
     return f'<p class="note">Computed with</p><pre>{words}</pre>' if command else ""
+
+
+def _stages(stages: Sequence[tuple[str, int, float]]) -> str:
+    """The stages of the whole run."""
+    whole = sum(seconds for _, _, seconds in stages) or 1.0
+    rows = [
+        (name, count_text(flops) if flops else "", seconds_text(seconds), f"{100 * seconds / whole:.0f} %")
+        for name, flops, seconds in stages
+    ]
+    table = Table("The run", ("", "flops", "time", "of all"), tuple(rows))
+    return f'<div class="scroll">{to_html(Report("", (table,), ()))}</div>' if stages else ""
 
 
 def _longest(steps: Sequence[PlannedStep]) -> str:
