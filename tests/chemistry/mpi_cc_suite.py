@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +134,11 @@ def test_what_is_wrong_with_a_start_is_told_by_all() -> None:
             assert engine.of_first(engine.rank) == 0  # no rank waits for another any more
 
 
-def test_one_rank_may_read_the_singles_of_a_run_that_goes_on(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_one_rank_may_read_the_singles_of_a_run_that_goes_on() -> None:
     """Over orbitals that are turned into those of the mean field."""
     mf = mean_field_of("water", "6-31g")
-    with tw.engine("mpi", workers=WORKERS) as engine:
-        path = engine.of_first(tmp_path_factory.mktemp("shared")) / "run.h5"
+    with tw.engine("mpi", workers=WORKERS) as engine, tempfile.TemporaryDirectory() as folder:
+        path = Path(engine.of_first(folder)) / "run.h5"
         CCSD(mf, tile=4, checkpoint=path, max_cycle=1).run()
         method = CCSD(turned(mf, 7), tile=4, checkpoint=path, **TIGHT).run()
         if engine.rank == engine.ranks - 1:
@@ -255,7 +256,7 @@ def test_nodes_with_other_free_memory_plan_the_same(kind: Any, small: int, monke
     least = least_memory(kind, mf, tile=4)
     expected = kind(mf, tile=4).run().e_corr
     with tw.engine("mpi", workers=WORKERS) as engine:
-        free = 4 * least if engine.rank == range(engine.ranks)[small] else 10**10
+        free = 4 * engine.ranks * least if engine.rank == range(engine.ranks)[small] else 10**10
         monkeypatch.setattr(budget, "free_memory", lambda: free)
         method = kind(mf, tile=4)
         method.run()
