@@ -5,11 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from engines.processes import source_environment
+
+LONGEST_SECONDS = 60
+"""After these a process that has not answered is ended."""
 
 PRELUDE = """
 import signal, sys, threading, time
@@ -134,6 +138,8 @@ def test_ctrl_c_stops_within_a_second(name: str) -> None:
         text=True,
         env=source_environment(),
     )
+    watchdog = threading.Timer(LONGEST_SECONDS, process.kill)  # reading has no limit of its own
+    watchdog.start()
     try:
         assert process.stdout is not None
         ready = process.stdout.readline()
@@ -146,6 +152,7 @@ def test_ctrl_c_stops_within_a_second(name: str) -> None:
         seconds = time.monotonic() - begin
         rest, errors = process.communicate(timeout=60)
     finally:
+        watchdog.cancel()
         process.kill()
         process.wait()
     assert answer == "interrupted\n", errors
