@@ -499,7 +499,7 @@ def test_few_vectors_are_held_at_once(ethene: Any) -> None:
     found = make(1)
     norms = peak(found.arena.norms)
     few, all_of_them = (peak(partial(make, at_once)) - found.nbytes for at_once in (1, vectors.count))
-    assert few < norms + 100_000  # Python's own objects
+    assert few < norms + 200_000  # Python's own objects
     assert all_of_them > norms + found.nbytes
 
 
