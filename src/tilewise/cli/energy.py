@@ -125,13 +125,12 @@ def _add_cycle_options(group: argparse._ArgumentGroup) -> None:
 def _energy(args: argparse.Namespace) -> int:
     from tilewise.chemistry.interrupts import stopping_at_signals
 
-    jobs: list[Calculation] = []
-    with engine_of(args) as engine, stopping_at_signals(args.checkpoint, lambda: any(job.is_done for job in jobs)):
+    job: Calculation | None = None
+    with engine_of(args) as engine, stopping_at_signals(args.checkpoint, lambda: job is not None and job.is_done):
         engine.agree(lambda: _check_files(args), once=True)
         tell_ranks(args, engine)
         with Progress() if engine.rank == 0 else nullcontext() as progress:
             job = _prepare(args, progress)
-            jobs.append(job)
             result = None if args.plan else job.run()
         if result is None:
             page, explanation = None, job.explanation
