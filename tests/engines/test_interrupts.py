@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from types import FrameType
 
 import pytest
 
+import tilewise as tw
 from engines.processes import source_environment
 
 LONGEST_SECONDS = 60
@@ -159,6 +161,30 @@ def test_ctrl_c_stops_within_a_second(name: str) -> None:
     assert seconds < 1.0
     assert rest == "done\n", errors
     assert process.returncode == 0
+
+
+FINALIZERS = ("_weakrefset.py", "weakref.py")
+"""Where Python runs what others asked to be called when an object dies; what is raised there is lost, Ctrl-C too."""
+
+
+def test_a_small_contraction_runs_no_python_code_where_ctrl_c_would_be_lost() -> None:
+    space = tw.Space([5, 9, 3])
+    left = tw.random((space, space), 0.8)
+    tw.einsum("ij,jk,kl->il", left, left, left)
+    entered: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and (code.co_filename.endswith(FINALIZERS) or code.co_name == "__del__"):
+            entered.append(f"{code.co_filename}: {code.co_name}")
+
+    sys.setprofile(note)
+    try:
+        for _ in range(5):
+            tw.einsum("ij,jk,kl->il", left, left, left)
+    finally:
+        sys.setprofile(None)
+    assert not entered
 
 
 MANY_INTERRUPTS = """

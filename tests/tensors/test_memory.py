@@ -40,6 +40,47 @@ def test_the_oldest_pieces_go_beyond_the_limit() -> None:
     assert memory.kept_bytes == 2 * LEAST_BYTES
 
 
+def test_the_oldest_arrays_in_use_are_not_kept_beyond_the_limit() -> None:
+    memory = Memory(limit=2 * LEAST_BYTES)
+    arrays = [memory.empty(COUNT, np.float64) for _ in range(4)]
+    del arrays[:2]
+    assert memory.kept_bytes == 0
+    arrays.clear()
+    assert memory.kept_bytes == 2 * LEAST_BYTES
+
+
+def test_an_array_beyond_the_limit_leaves_what_is_kept() -> None:
+    memory = Memory(limit=2 * LEAST_BYTES)
+    small = memory.empty(COUNT, np.float64)
+    del small
+    large = memory.empty(3 * COUNT, np.float64)
+    assert memory.kept_bytes == LEAST_BYTES
+    del large
+    assert memory.kept_bytes == LEAST_BYTES
+
+
+def test_a_lower_limit_lets_go_of_what_is_in_use() -> None:
+    memory = Memory()
+    array = memory.empty(COUNT, np.float64)
+    with memory.keeping(0):
+        del array
+        assert memory.kept_bytes == 0
+
+
+def test_no_python_code_runs_when_an_array_dies() -> None:
+    """A Ctrl-C that came while it was in use would be raised there, and lost."""
+    memory = Memory()
+    arrays = [memory.empty(COUNT, np.float64) for _ in range(4)]
+    entered: list[str] = []
+    sys.setprofile(lambda frame, event, _: entered.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        arrays.clear()
+    finally:
+        sys.setprofile(None)
+    assert not entered
+    assert memory.kept_bytes == 4 * LEAST_BYTES
+
+
 def test_what_is_kept_and_what_is_used_stay_below_what_was_planned() -> None:
     memory = Memory()
     before = memory.empty(COUNT, np.float64)

@@ -78,10 +78,12 @@ class Watch:
         self._failed = False
         self._begin = time.perf_counter()
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tilewise-progress", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Watch:
+        # Python forgets a dead thread in a finalizer, where a Ctrl-C is lost: a silent run makes none.
         if self._tell is not None:
+            self._thread = threading.Thread(target=self._run, name="tilewise-progress", daemon=True)
             self._thread.start()
         return self
 
@@ -90,7 +92,7 @@ class Watch:
     ) -> None:
         self._failed = kind is not None
         self._end.set()
-        if self._tell is not None:
+        if self._thread is not None:
             self._thread.join(PATIENCE)
 
     @contextmanager

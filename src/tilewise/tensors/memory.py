@@ -12,9 +12,12 @@ import mmap
 import os
 import threading
 import weakref
+from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count as counting
 from typing import Any
 
 import numpy as np
@@ -59,8 +62,26 @@ def default_limit() -> int:
     return min(total // 16, 1 << 30)
 
 
+@dataclass(slots=True, eq=False)
+class Piece:
+    """One stretch of memory, in use or not."""
+
+    age: int
+    """Pieces that were handed out later have larger numbers."""
+    size: int
+    """Bytes."""
+    memory: mmap.mmap | None
+    """Held to be handed out again; None if the system takes it back together with the array."""
+    reference: weakref.ref[npt.NDArray[Any]] | None = None
+    """To the array in it; keeps the callback alive that tells of its death."""
+
+
 class Memory:
     """Hands out uninitialised arrays and keeps what they leave.
+
+    What happens when an array dies was decided when it or a later one was made: the most recent pieces are held, up to
+    the limit, and the system takes back the others.  So an array's death runs no Python code, in which a Ctrl-C that
+    came meanwhile would be lost.
 
     Parameters
     ----------
@@ -71,9 +92,12 @@ class Memory:
     def __init__(self, limit: int | None = None) -> None:
         self._limits = [default_limit() if limit is None else limit]
         self._ceilings: list[int] = []
+        self._ages = counting()
         self._used_bytes = 0
-        self._kept: list[mmap.mmap] = []
-        self._returned: deque[mmap.mmap] = deque()
+        self._used: dict[int, Piece] = {}  # by the identity of the reference
+        self._held: dict[int, Piece] = {}  # those of them that will be kept, the oldest first
+        self._kept: list[Piece] = []  # the oldest first
+        self._died: deque[weakref.ref[npt.NDArray[Any]]] = deque()
         self._lock = threading.Lock()
 
     @property
@@ -85,8 +109,8 @@ class Memory:
     def kept_bytes(self) -> int:
         """Bytes that are kept and not in use."""
         with self._lock:
-            self._sort_in()
-            return sum(len(piece) for piece in self._kept)
+            self._settle()
+            return _total(self._kept)
 
     def empty(self, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array of that many elements; what it holds is undefined."""
@@ -94,10 +118,18 @@ class Memory:
         if size < LEAST_BYTES:
             return np.empty(count, dtype)
         piece = self._take(size)
+        assert piece.memory is not None
         # Slices of the array hold the array, because its own memory belongs to something else than an array;
-        # so the piece comes back only after the last of them is gone.
-        array = np.frombuffer(piece, dtype, count)
-        weakref.finalize(array, self._give_back, piece).atexit = False
+        # so it dies only after the last of them is gone.
+        array = np.frombuffer(piece.memory, dtype, count)
+        piece.reference = weakref.ref(array, self._died.append)
+        with self._lock:
+            self._used[id(piece.reference)] = piece
+            if piece.size <= self.limit:
+                self._held[id(piece.reference)] = piece
+            else:
+                piece.memory = None
+            self._settle()
         return array
 
     @contextmanager
@@ -110,10 +142,10 @@ class Memory:
         own = max(limit, 0)
         with self._lock:
             self._limits.append(own)
-            self._sort_in()
+            self._settle()
             ceilings = [] if growth is None else [self._used_bytes + growth]
             self._ceilings += ceilings
-            self._sort_in()
+            self._settle()
         try:
             yield
         finally:
@@ -125,43 +157,60 @@ class Memory:
     def clear(self) -> None:
         """Return everything that is kept to the system."""
         with self._lock:
-            self._sort_in()
+            self._settle()
             self._kept.clear()
 
-    def _take(self, size: int) -> mmap.mmap:
+    def _take(self, size: int) -> Piece:
         with self._lock:
-            self._sort_in()
-            fitting = [i for i, piece in enumerate(self._kept) if size <= len(piece) <= WASTE * size]
-            found = self._kept.pop(min(fitting, key=lambda i: len(self._kept[i]))) if fitting else None
-            self._used_bytes += size if found is None else len(found)
-            if found is not None:
-                return found
-            self._sort_in()
-        try:
-            return _map(size)
-        except MemoryError:
-            with self._lock:
-                self._used_bytes -= size
-            raise
-
-    def _give_back(self, piece: mmap.mmap) -> None:
-        """Keep a piece.  Called by the garbage collector, perhaps in the middle of a call that holds the lock."""
-        self._returned.append(piece)
-        if self._lock.acquire(blocking=False):
+            self._settle()
+            fitting = [piece for piece in self._kept if size <= piece.size <= WASTE * size]
+            if fitting:
+                found = min(fitting, key=lambda piece: piece.size)
+                self._kept.remove(found)
+                found.age = next(self._ages)
+            else:
+                found = Piece(next(self._ages), size, None)
+            self._used_bytes += found.size
+            self._settle()
+        if found.memory is None:
             try:
-                self._sort_in()
-            finally:
-                self._lock.release()
+                found.memory = _map(size)
+            except MemoryError:
+                with self._lock:
+                    self._used_bytes -= size
+                raise
+        return found
 
-    def _sort_in(self) -> None:
-        """Keep what was returned; the oldest pieces go once there is too much."""
-        while self._returned:
-            self._kept.append(self._returned.popleft())
-            self._used_bytes -= len(self._kept[-1])
-        most = min([self.limit, *(ceiling - self._used_bytes for ceiling in self._ceilings)])
-        kept = sum(len(piece) for piece in self._kept)
-        while self._kept and kept > most:
-            kept -= len(self._kept.pop(0))
+    def _settle(self) -> None:
+        """Keep what dead arrays left, and let go of the oldest pieces where there is too much."""
+        while self._died:
+            identity = id(self._died.popleft())  # its piece refers to it, so that nothing else has it
+            piece = self._used.pop(identity, None)
+            if piece is None:
+                continue  # an interrupt came before it was noted
+            self._used_bytes -= piece.size
+            if self._held.pop(identity, None) is not None:
+                insort(self._kept, piece, key=lambda kept: kept.age)
+        kept, held = _total(self._kept), _total(self._held.values())
+        room = min((ceiling - self._used_bytes for ceiling in self._ceilings), default=kept)
+        while self._kept and kept > room:
+            kept -= self._kept.pop(0).size
+        self._forget_oldest(kept + held - self.limit)
+
+    def _forget_oldest(self, excess: int) -> None:
+        """Hold so many bytes less; what is in use goes to the system with its array."""
+        while excess > 0:
+            identity = next(iter(self._held), None)
+            if identity is None or (self._kept and self._kept[0].age < self._held[identity].age):
+                piece = self._kept.pop(0)
+            else:
+                piece = self._held.pop(identity)
+                piece.memory = None
+            excess -= piece.size
+
+
+def _total(pieces: Iterable[Piece]) -> int:
+    return sum(piece.size for piece in pieces)
 
 
 def _map(size: int) -> mmap.mmap:

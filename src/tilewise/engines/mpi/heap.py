@@ -12,6 +12,8 @@ import mmap
 import os
 import weakref
 from contextlib import AbstractContextManager
+from functools import partial
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,9 @@ PAGE = mmap.PAGESIZE
 
 SLOTS = 1 << 16
 """Pieces that can be in use at once."""
+
+SAY_TRUE = Struct("?").pack_into
+"""``SAY_TRUE(memory, place, reference)`` writes a one; no Python code, in which a signal that came would be lost."""
 
 
 class Heap:
@@ -49,6 +54,7 @@ class Heap:
         self.capacity = _round_up(capacity)
         self.memory = share_memory(neighbours, table + self.capacity)
         self._dropped: Flags = np.frombuffer(self.memory, np.uint8, SLOTS * neighbours.size).reshape(SLOTS, -1)
+        self._watched: dict[int, weakref.ref[Array]] = {}
         self._pieces = Pieces(table, table + self.capacity) if neighbours.rank == 0 else None
 
     def take(self, size: int) -> Array:
@@ -74,7 +80,7 @@ class Heap:
             )
         # Slices of the array hold the array, because its own memory belongs to something else than an array.
         piece = np.frombuffer(self.memory, np.uint8, size, begin)
-        weakref.finalize(piece, self._drop, slot).atexit = False
+        self._watched[slot] = weakref.ref(piece, partial(SAY_TRUE, self.memory, self._flag(slot)))
         return piece
 
     def whole(self, dtype: npt.DTypeLike) -> Array:
@@ -85,8 +91,9 @@ class Heap:
         """Where a piece begins, in bytes."""
         return piece.ctypes.data - self._dropped.ctypes.data if len(piece) else 0
 
-    def _drop(self, slot: int) -> None:
-        self._dropped[slot, self._neighbours.rank] = 1
+    def _flag(self, slot: int) -> int:
+        """Where this rank says that it dropped a piece, in bytes."""
+        return slot * self._neighbours.size + self._neighbours.rank
 
     def _reclaim(self, pieces: Pieces) -> None:
         """Take back what no rank uses."""
