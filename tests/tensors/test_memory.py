@@ -67,6 +67,20 @@ def test_a_lower_limit_lets_go_of_what_is_in_use() -> None:
         assert memory.kept_bytes == 0
 
 
+def test_what_outlives_a_lower_limit_is_kept_again() -> None:
+    memory = Memory(limit=2 * LEAST_BYTES)
+    arrays = [memory.empty(COUNT, np.float64) for _ in range(2)]
+    with memory.keeping(0):
+        arrays.append(memory.empty(COUNT, np.float64))
+    oldest = arrays.pop(0)
+    del oldest
+    assert memory.kept_bytes == 0
+    places = {array.ctypes.data for array in arrays}
+    arrays.clear()
+    assert memory.kept_bytes == 2 * LEAST_BYTES
+    assert {memory.empty(COUNT, np.float64).ctypes.data} <= places
+
+
 def test_no_python_code_runs_when_an_array_dies() -> None:
     """A Ctrl-C that came while it was in use would be raised there, and lost."""
     memory = Memory()

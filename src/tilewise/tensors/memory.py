@@ -66,10 +66,10 @@ def default_limit() -> int:
 class Piece:
     """One stretch of memory, in use or not."""
 
-    age: int
-    """Pieces that were handed out later have larger numbers."""
+    number: int
+    """Larger for those that were handed out later."""
     size: int
-    """Bytes."""
+    """Its length in bytes."""
     memory: mmap.mmap | None
     """Held to be handed out again; None if the system takes it back together with the array."""
     reference: weakref.ref[npt.NDArray[Any]] | None = None
@@ -86,16 +86,16 @@ class Memory:
     Parameters
     ----------
     limit : int, optional
-        Most bytes that are kept while nobody uses them.
+        Most bytes that are kept while nobody uses them.  Arrays in use count if they are to be kept after them.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self._limits = [default_limit() if limit is None else limit]
         self._ceilings: list[int] = []
-        self._ages = counting()
+        self._numbers = counting()
         self._used_bytes = 0
         self._used: dict[int, Piece] = {}  # by the identity of the reference
-        self._held: dict[int, Piece] = {}  # those of them that will be kept, the oldest first
+        self._held: dict[int, Piece] = {}  # those of them that would be kept, the oldest first
         self._kept: list[Piece] = []  # the oldest first
         self._died: deque[weakref.ref[npt.NDArray[Any]]] = deque()
         self._lock = threading.Lock()
@@ -153,6 +153,7 @@ class Memory:
                 self._limits.remove(own)
                 for ceiling in ceilings:
                     self._ceilings.remove(ceiling)
+                self._hold_newest()
 
     def clear(self) -> None:
         """Return everything that is kept to the system."""
@@ -167,9 +168,9 @@ class Memory:
             if fitting:
                 found = min(fitting, key=lambda piece: piece.size)
                 self._kept.remove(found)
-                found.age = next(self._ages)
+                found.number = next(self._numbers)
             else:
-                found = Piece(next(self._ages), size, None)
+                found = Piece(next(self._numbers), size, None)
             self._used_bytes += found.size
             self._settle()
         if found.memory is None:
@@ -184,13 +185,15 @@ class Memory:
     def _settle(self) -> None:
         """Keep what dead arrays left, and let go of the oldest pieces where there is too much."""
         while self._died:
-            identity = id(self._died.popleft())  # its piece refers to it, so that nothing else has it
-            piece = self._used.pop(identity, None)
-            if piece is None:
-                continue  # an interrupt came before it was noted
-            self._used_bytes -= piece.size
-            if self._held.pop(identity, None) is not None:
-                insort(self._kept, piece, key=lambda kept: kept.age)
+            # In an order in which an interrupt leaves nothing that no later call would find.
+            identity = id(self._died[0])
+            piece = self._used.get(identity)
+            if piece is not None:
+                if self._held.pop(identity, None) is not None:
+                    insort(self._kept, piece, key=lambda kept: kept.number)
+                del self._used[identity]
+                self._used_bytes -= piece.size
+            self._died.popleft()
         kept, held = _total(self._kept), _total(self._held.values())
         room = min((ceiling - self._used_bytes for ceiling in self._ceilings), default=kept)
         while self._kept and kept > room:
@@ -201,12 +204,24 @@ class Memory:
         """Hold so many bytes less; what is in use goes to the system with its array."""
         while excess > 0:
             identity = next(iter(self._held), None)
-            if identity is None or (self._kept and self._kept[0].age < self._held[identity].age):
+            if identity is None or (self._kept and self._kept[0].number < self._held[identity].number):
                 piece = self._kept.pop(0)
             else:
                 piece = self._held.pop(identity)
                 piece.memory = None
             excess -= piece.size
+
+    def _hold_newest(self) -> None:
+        """Hold again what is in use, as far as the limit, which rose, allows."""
+        self._settle()
+        room = self.limit - _total(self._kept) - _total(self._held.values())
+        for piece in reversed(self._used.values()):
+            array = None if piece.reference is None else piece.reference()
+            if piece.memory is None and piece.size <= room and array is not None:
+                base: Any = array.base  # a view of the memory
+                piece.memory = base.obj
+                room -= piece.size
+        self._held = {identity: piece for identity, piece in self._used.items() if piece.memory is not None}
 
 
 def _total(pieces: Iterable[Piece]) -> int:
